@@ -166,14 +166,14 @@ def _checked(board: Device, levels: Mapping[str, Level]) -> Mapping[str, Level]:
 
 
 def _why(board: Device, name: str) -> str:
-    found = findings_of(board)
-    return next((f": {each.explanation}" for each in found if each.subject == name), "")
+    findings = findings_of(board)
+    return next((f": {each.explanation}" for each in findings if each.subject == name), "")
 
 
 def _remark(board: Device) -> str:
     """Return why the driver may forget what was set, as one without persistence mode does; empty if it does not."""
-    found = findings_of(board)
-    forgetful = [each for each in found if each.subject == _MEMORY and each.works is False]
+    findings = findings_of(board)
+    forgetful = [each for each in findings if each.subject == _MEMORY and each.works is False]
     return "; ".join(f"{each.subject} is {each.explanation} ({each.remedy})" for each in forgetful)
 
 

@@ -80,9 +80,12 @@ class KindOffsets:
             defaults: What each measured at the default point.
         """
         energy, energy_sd = _offsets(
-            {uri: (seen.energy_j, seen.intervals.get("energy")) for uri, seen in defaults.items()}
+            {uri: (measurement.energy_j, measurement.intervals.get("energy")) for uri, measurement in defaults.items()}
         )
-        times = {uri: (seen.latency.mean_s, seen.intervals.get("mean")) for uri, seen in defaults.items()}
+        times = {
+            uri: (measurement.latency.mean_s, measurement.intervals.get("mean"))
+            for uri, measurement in defaults.items()
+        }
         latency, latency_sd = _offsets(times)
         boards = {uri: BoardOffset(energy[uri], latency[uri]) for uri in defaults}
         return cls(boards, BoardOffset(Offset(0.0, energy_sd), Offset(0.0, latency_sd)))
@@ -121,11 +124,11 @@ def _offsets(figures: Mapping[str, tuple[float, Interval | None]]) -> tuple[dict
     apart = _apart(list(logs.values()), list(variances.values()))
     weights = {uri: 1.0 / (apart + variances[uri]) for uri in logs}
     mean = sum(weights[uri] * logs[uri] for uri in logs) / sum(weights.values())
-    found = {}
+    offsets = {}
     for uri, log in logs.items():
         share = apart / (apart + variances[uri])
-        found[uri] = Offset(share * (log - mean), math.sqrt(share * variances[uri]))
-    return found, math.sqrt(apart)
+        offsets[uri] = Offset(share * (log - mean), math.sqrt(share * variances[uri]))
+    return offsets, math.sqrt(apart)
 
 
 def _variance(value: float, interval: Interval | None) -> float:
@@ -146,26 +149,26 @@ def _apart(logs: Sequence[float], variances: Sequence[float]) -> float:
     mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / total
     beyond = sum(w * (log - mean) ** 2 for w, log in zip(weights, logs, strict=True)) - more
     # Boards that differ less than their windows do by chance would have a negative variance between them.
-    seen = max(0.0, beyond / (total - sum(w * w for w in weights) / total))
-    return max((APART_BOARDS * APART_SD**2 + more * seen) / (APART_BOARDS + more), _LEAST_SD**2)
+    between = max(0.0, beyond / (total - sum(w * w for w in weights) / total))
+    return max((APART_BOARDS * APART_SD**2 + more * between) / (APART_BOARDS + more), _LEAST_SD**2)
 
 
 # What a board measured, as another would have.
 
 
-def as_on(seen: Measurement, here: BoardOffset, there: BoardOffset, power: float | None = None) -> Measurement:
+def as_on(measurement: Measurement, here: BoardOffset, there: BoardOffset, power: float | None = None) -> Measurement:
     """Return a measurement as another board would have made it, its intervals wider by the doubt of that.
 
     Temperature, and what a board's own sensors say beside a meter, stay as they were.
 
     Args:
-        seen: What was measured.
+        measurement: What was measured.
         here: How the board differs that measured it.
         there: How the other does.
         power: By how much more than the mean that one draws, as a logarithm; what follows from energy and time if None.
     """
     if here == there:
-        return seen
+        return measurement
     slower = math.exp(there.latency.mean - here.latency.mean)
     dearer = math.exp(there.energy.mean - here.energy.mean)
     drawn = math.exp((there.power if power is None else power) - here.power)
@@ -175,19 +178,22 @@ def as_on(seen: Measurement, here: BoardOffset, there: BoardOffset, power: float
     watts = _Factor(drawn, math.hypot(*doubts))
     rate = _Factor(1.0 / slower, doubts[0])
     times: dict[str, Any] = {
-        each.name: late.times(getattr(seen.latency, each.name)) for each in fields(Latency) if each.name != "queries"
+        each.name: late.times(getattr(measurement.latency, each.name))
+        for each in fields(Latency)
+        if each.name != "queries"
     }
     known = {"energy": joules, "power": watts, "throughput": rate, "temperature": None, _TOKENS_PER_J: joules.inverse}
     return replace(
-        seen,
-        latency=replace(seen.latency, **times),
-        energy_j=seen.energy_j * joules.value,
-        throughput_per_s=seen.throughput_per_s * rate.value,
-        power_w=watts.times(seen.power_w),
+        measurement,
+        latency=replace(measurement.latency, **times),
+        energy_j=measurement.energy_j * joules.value,
+        throughput_per_s=measurement.throughput_per_s * rate.value,
+        power_w=watts.times(measurement.power_w),
         intervals={
-            name: _wider(seen, name, interval, known.get(name, late)) for name, interval in seen.intervals.items()
+            name: _wider(measurement, name, interval, known.get(name, late))
+            for name, interval in measurement.intervals.items()
         },
-        extras={name: _extra(name, value, late, joules.inverse) for name, value in seen.extras.items()},
+        extras={name: _extra(name, value, late, joules.inverse) for name, value in measurement.extras.items()},
     )
 
 
@@ -214,11 +220,11 @@ def _extra(name: str, value: float, late: _Factor, per_j: _Factor) -> float:
     return value * (per_j if name.partition(OF_CLASS)[0] == _TOKENS_PER_J else late).value
 
 
-def _wider(seen: Measurement, name: str, interval: Interval, factor: _Factor | None) -> Interval:
+def _wider(measurement: Measurement, name: str, interval: Interval, factor: _Factor | None) -> Interval:
     """Return an interval times a factor whose own doubt is added to it."""
     if factor is None:
         return interval
-    figure = seen.energy_j if name == "energy" else seen.metric(name)
+    figure = measurement.energy_j if name == "energy" else measurement.metric(name)
     if figure is None:
         return interval.scaled(factor.value)
     reach = _TWO_SIDED * factor.sd * figure
@@ -310,7 +316,7 @@ class BoardsView:
         offsets = self.offsets
         worst = offsets.worst
         # Power as on the board that draws most, which need not be the slowest: a limit on it has to hold there too.
-        study = self._seen(lambda seen, here: as_on(seen, here, worst, offsets.most_power), offsets)
+        study = self._seen(lambda measurement, here: as_on(measurement, here, worst, offsets.most_power), offsets)
         if not study.judgeable:
             return study
         broken = {
@@ -334,7 +340,7 @@ class BoardsView:
         """
         offsets = self.offsets
         own = offsets.board(uri)
-        study = self._seen(lambda seen, here: as_on(seen, here, own), offsets)
+        study = self._seen(lambda measurement, here: as_on(measurement, here, own), offsets)
         slower = math.exp(max(0.0, offsets.worst.latency.mean - own.latency.mean))
         drawing = math.exp(max(0.0, offsets.most_power - own.power))
         limits = tuple(_tighter(each, slower, drawing) for each in study.problem.constraints)
@@ -347,17 +353,17 @@ class BoardsView:
             point: Measured on one of them at least.
         """
         offsets = self.offsets
-        found = []
+        answers = []
         for uri, default in sorted(self.defaults.items()):
             made = [trial for trial in self.study.trials if self.boards[trial.number] == uri]
             own = [trial.measurement for trial in made if trial.point == point and trial.measurement is not None]
             others = [trial.measurement for trial in self.on_one(uri).completed if trial.point == point]
-            seen = own[-1] if own else others[-1]
-            assert seen is not None
-            saving = 1.0 - seen.energy_j / default.energy_j
-            between = saving_interval(seen, default)
-            found.append(BoardAnswer(uri, offsets.board(uri), len(made), seen, saving, between, bool(own)))
-        return tuple(found)
+            measurement = own[-1] if own else others[-1]
+            assert measurement is not None
+            saving = 1.0 - measurement.energy_j / default.energy_j
+            between = saving_interval(measurement, default)
+            answers.append(BoardAnswer(uri, offsets.board(uri), len(made), measurement, saving, between, bool(own)))
+        return tuple(answers)
 
     def _seen(self, turned: Callable[[Measurement, BoardOffset], Measurement], offsets: KindOffsets) -> Study:
         def trial_of(trial: Trial) -> Trial:
@@ -367,7 +373,7 @@ class BoardsView:
             return replace(trial, measurement=turned(trial.measurement, here))
 
         problem = self.study.problem
-        defaults = [turned(seen, offsets.board(uri)) for uri, seen in self.defaults.items()]
+        defaults = [turned(measurement, offsets.board(uri)) for uri, measurement in self.defaults.items()]
         # What the problem states by itself counts, as on one board.
         reference = {**_pooled(defaults, problem.constraints), **problem.reference}
         if reference != problem.reference:
@@ -382,12 +388,12 @@ def _pooled(defaults: Sequence[Measurement], constraints: Sequence[Constraint]) 
         defaults: What each board saw there, as one and the same board would have.
         constraints: Those that are relative count.
     """
-    found = {}
+    reference = {}
     for metric in {each.metric for each in constraints if each.relative}:
-        values = [value for seen in defaults if (value := seen.metric(metric)) is not None and value > 0]
+        values = [value for measurement in defaults if (value := measurement.metric(metric)) is not None and value > 0]
         if values:
-            found[metric] = geometric_mean(values)
-    return found
+            reference[metric] = geometric_mean(values)
+    return reference
 
 
 def _tighter(constraint: Constraint, slower: float, drawing: float) -> Constraint:

@@ -67,10 +67,10 @@ class CanaryTest:
         """Whether the profile is worse here: in energy, or in that it breaks a limit; None while that is not known."""
         if self.behind:
             return True
-        found = [test.worse for test in (self.energy, *self.limits.values())]
-        if any(found):
+        worse = [test.worse for test in (self.energy, *self.limits.values())]
+        if any(worse):
             return True
-        if None in found:
+        if None in worse:
             return None
         return False
 
@@ -125,14 +125,14 @@ def canary_test(
     turns = compare_sides(
         (DEFAULT, profile), Setup(device=uri), most_pairs, told, other_model=other_model or None, enough=enough
     )
-    *_, found = turns
-    if found.recorded:
+    *_, comparison = turns
+    if comparison.recorded:
         raise InvalidInput(f"{uri} is a recorded table; there is nothing to try a profile on")
-    return CanaryTest.of(uri, found, limits)
+    return CanaryTest.of(uri, comparison, limits)
 
 
-def _enough(uri: str, limits: Sequence[Constraint], found: Comparison) -> bool:
-    return CanaryTest.of(uri, found, limits).worse is not None
+def _enough(uri: str, limits: Sequence[Constraint], comparison: Comparison) -> bool:
+    return CanaryTest.of(uri, comparison, limits).worse is not None
 
 
 def first_of(count: int, share: float) -> int:

@@ -98,9 +98,9 @@ def accept_resumed(
         told: Called with what is run because the journal names it.
     """
 
-    def accept(found: Device) -> None:
-        check_begun_on(journal, study, plan, found)
-        if line := announcement(journal, found, plan.setup.workload, None if device else plan.setup.device):
+    def accept(board: Device) -> None:
+        check_begun_on(journal, study, plan, board)
+        if line := announcement(journal, board, plan.setup.workload, None if device else plan.setup.device):
             told(line)
 
     return accept

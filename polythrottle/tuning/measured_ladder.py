@@ -139,8 +139,8 @@ def ladder_of(services: Iterable[PointPerformance], slo_s: float, seed: int = 0)
     times = np.cumsum(gaps)
     top = max((service.most_per_s for service in able), default=0.0)
     rates = (top * _LOWEST * _STEP**step for step in range(100))
-    found = (_rung(able, rate, times, slo_s) for rate in rates if rate < top)
-    rungs = tuple(rung for rung in found if rung is not None)
+    per_rate = (_rung(able, rate, times, slo_s) for rate in rates if rate < top)
+    rungs = tuple(rung for rung in per_rate if rung is not None)
     if not rungs:
         raise SloUnmet(f"no point holds p99<={slo_s * 1e3:g}ms at any rate of requests")
     lax = [_rung(more, rung.rate_per_s, times, lax_s) for rung in rungs]
@@ -163,8 +163,8 @@ def ladder_of_study(study: Study, slo_s: float) -> Ladder:
         InvalidInput: If no measurement has what is needed; see `PointPerformance.of`.
         SloUnmet: If none of them holds the SLO.
     """
-    seen = [(trial.point, trial.measurement) for trial in study.completed if trial.measurement is not None]
-    whole = [(point, measurement) for point, measurement in seen if not measurement.censored]
+    measured = [(trial.point, trial.measurement) for trial in study.completed if trial.measurement is not None]
+    whole = [(point, measurement) for point, measurement in measured if not measurement.censored]
     limits = [limit for limit in study.constraints if not limit.timed and not limit.at_least]
     held = [(point, each) for point, each in whole if all(limit.slack(each) >= 0 for limit in limits)]
     known = [(point, each) for point, each in held if each.idle_power_w is not None and each.latency.p99_s is not None]
@@ -187,7 +187,7 @@ class LadderOffer:
             return cls(None, "following a load needs a limit on the p99, such as --slo 'p99<=50ms'")
         if not study.problem.arrivals.closed:
             return cls(None, "following a load needs points measured back to back, without --arrivals")
-        if any(seen.energy_kind is EnergyKind.RELATIVE for seen in _measured(study)):
+        if any(measurement.energy_kind is EnergyKind.RELATIVE for measurement in _measured(study)):
             return cls(None, "following a load needs joules, and this energy is only relative")
         try:
             return cls(ladder_of_study(study, min(limits_s)))
@@ -221,8 +221,8 @@ def _rung(services: Sequence[PointPerformance], rate_per_s: float, times: np.nda
     times_s = (times / rate_per_s).tolist()
     # Nearly every minute is to hold; with few requests in a minute that may be more than any point can do.
     shares = (1 - late_share(_MINUTE_S * rate_per_s), 0.99)
-    found = (_cheapest(services, rate_per_s, times_s, slo_s, share) for share in shares)
-    return next((rung for rung in found if rung is not None), None)
+    per_share = (_cheapest(services, rate_per_s, times_s, slo_s, share) for share in shares)
+    return next((rung for rung in per_share if rung is not None), None)
 
 
 def _cheapest(
@@ -240,9 +240,9 @@ def _cheapest(
             # A queue that is hopeless shows early, and the whole of it costs eight times as much to simulate.
             if simulate_queue(times_s[:_FIRST], service, gather_s).p99_s > _HOPELESS * slo_s:
                 continue
-            seen = simulate_queue(times_s, service, gather_s, share)
-            if seen.high_s <= _MARGIN * slo_s and (best is None or seen.power_w < best.power_w):
-                best = Rung(rate_per_s, service, gather_s, seen.power_w, seen.p99_s)
+            queue = simulate_queue(times_s, service, gather_s, share)
+            if queue.high_s <= _MARGIN * slo_s and (best is None or queue.power_w < best.power_w):
+                best = Rung(rate_per_s, service, gather_s, queue.power_w, queue.p99_s)
     return best
 
 

@@ -55,12 +55,12 @@ class GivenObjects:
 
     def content(self) -> Mapping[str, str]:
         """Return what is known of them beyond their names, so that others of the same name make another problem."""
-        found: dict[str, str] = {}
+        content: dict[str, str] = {}
         if self.workload is not None and not isinstance(self.workload, Workload) and not reopens(self.workload):
-            found["code"] = _digest(self.workload)
+            content["code"] = _digest(self.workload)
         if self.meter is not None:
-            found["meter"] = f"{type_name(self.meter)}, {self.meter.boundary}"
-        return found
+            content["meter"] = f"{type_name(self.meter)}, {self.meter.boundary}"
+        return content
 
 
 def type_name(value: object) -> str:
@@ -83,13 +83,13 @@ def reopens(workload: Served) -> bool:
     if isinstance(workload, Workload):
         return False
     module, _, path = name_of(workload).partition(":")
-    found: Any = None
+    value: Any = None
     # The main module of whoever resumes is another one.
     if module != "__main__":
-        found = sys.modules.get(module)
+        value = sys.modules.get(module)
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found is workload
+        value = getattr(value, name, None)
+    return value is workload
 
 
 def checked_device(device: object) -> Device:

@@ -213,10 +213,10 @@ def _texts(values: Sequence[Any] | None) -> tuple[str, ...] | None:
     return tuple(values)
 
 
-def _identity(told: Mapping[str, Any]) -> Mapping[str, str]:
-    if not all(type(text) is str for text in told.values()):
+def _identity(identity: Mapping[str, Any]) -> Mapping[str, str]:
+    if not all(type(text) is str for text in identity.values()):
         raise ValueError("its identity holds something else than text")
-    return dict(told)
+    return dict(identity)
 
 
 def _prior(levels: Mapping[str, Any]) -> Mapping[str, Level]:

@@ -37,7 +37,7 @@ def compare_sides(
     told: Told = lambda line: None,
     *,
     other_model: bool | None = None,
-    enough: Callable[[Comparison], bool] = lambda found: found.settled,
+    enough: Callable[[Comparison], bool] = lambda comparison: comparison.settled,
 ) -> Generator[Comparison]:
     """Measure two sides in turns; yields the comparison after each pair.
 
@@ -95,26 +95,26 @@ def check_profile(
         )
     profile = read_profile(find_profile(name))
     _check_arrivals(profile, setup)
-    seen: list[Measurement] = []
+    looks: list[Measurement] = []
     limits = limits_of(name, profile)
     with _opened((name,), setup, told, other_model=other_model) as (device, workload, (point,), words):
         recorded = isinstance(device, Recorded)
         # A recorded table answers the same at every look: one is all there is.
         most_windows = 1 if recorded else most_windows
-        found = None
-        while len(seen) < most_windows and not (found and found.settled):
-            look = _measured_again(device, workload, point, words, limits, len(seen))
+        check = None
+        while len(looks) < most_windows and not (check and check.settled):
+            look = _measured_again(device, workload, point, words, limits, len(looks))
             _check_same_joules(name, profile.measurement, look)
-            seen.append(look)
-            found = replace(
-                check_windows(profile.measurement, limits, seen, most),
+            looks.append(look)
+            check = replace(
+                check_windows(profile.measurement, limits, looks, most),
                 device=device.uri,
                 workload=workload.uri,
                 arrivals=str(words.traffic),
                 tuned_at=_arrivals(profile),
                 recorded=recorded,
             )
-            yield found
+            yield check
 
 
 def _measured_again(
@@ -195,12 +195,12 @@ def _opened(
     if file is not None and words.device != setup.device:
         check_device(file, words.device)
 
-    def accept(found: Device) -> None:
+    def accept(board: Device) -> None:
         """Compare the hardware before anything is run on it, then say what will be."""
-        for profile in () if isinstance(found, Recorded) else tuned:
-            check_same_kind(profile, found)
+        for profile in () if isinstance(board, Recorded) else tuned:
+            check_same_kind(profile, board)
         theirs = (_unless(words.workload, setup.workload), _unless(words.device, setup.device))
-        if file is not None and (line := announcement(file, found, *theirs)):
+        if file is not None and (line := announcement(file, board, *theirs)):
             told(line)
 
     device, workload = words.open(accept)
@@ -250,14 +250,14 @@ def _widened(words: Setup, workload: Workload, profiles: Sequence[Profile]) -> S
     A knob that the workload has only if levels are given gets that of no such knob as well, which is the default's.
     """
     own = {knob.name: knob.levels for knob in workload.space.knobs}
-    found: dict[str, Any] = {}
+    wider: dict[str, Any] = {}
     for name, word, without in ((BATCH_SIZE, "batch_sizes", 1), (THREADS, "threads", processors())):
         asked = (split_point(profile)[1].get(name) for profile in profiles)
         levels = set(own.get(name, (without,)))
         wanted = {level for level in asked if type(level) is int}
         if getattr(words, word) is None and not wanted <= set(own.get(name, ())):
-            found[word] = tuple(sorted(levels | wanted))
-    return replace(words, **found)
+            wider[word] = tuple(sorted(levels | wanted))
+    return replace(words, **wider)
 
 
 def _unless(text: str | None, given: str | None) -> str | None:

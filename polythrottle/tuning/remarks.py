@@ -161,9 +161,9 @@ def afterwards(
         asked_s: How long somebody asked for; if None, what the window says, unless that is the usual.
     """
     length_s = measured.window_s
-    seen = measured.latency.queries
+    served = measured.latency.queries
     rate_per_s = arrivals.offered_per_s
-    if length_s is None or seen is None:
+    if length_s is None or served is None:
         return
     if measured.backlog_per_s and measured.offered_per_s:
         yield (
@@ -183,25 +183,25 @@ def afterwards(
     if isinstance(arrivals, Trace):
         yield "± are those of the part of the trace that was seen, not of all of it"
     if not measured.censored:
-        yield from _cut_short(measured, window, length_s, seen, asked_s)
+        yield from _cut_short(measured, window, length_s, served, asked_s)
 
 
 def _cut_short(
-    measured: Measurement, window: Window, length_s: float, seen: int, asked_s: float | None
+    measured: Measurement, window: Window, length_s: float, served: int, asked_s: float | None
 ) -> Iterator[str]:
     """Yield that a window ended before what somebody asked for, if so."""
     if asked_s is None and window.duration_s != Window.duration_s:
         asked_s = window.duration_s
-    if seen < window.queries:
-        yield f"the window was given up after {show(length_s, 's')}, with {seen:,} of {window.queries:,} queries"
+    if served < window.queries:
+        yield f"the window was given up after {show(length_s, 's')}, with {served:,} of {window.queries:,} queries"
     elif asked_s is not None and length_s < asked_s:
-        queries = _needed(seen / length_s * asked_s)
+        queries = _needed(served / length_s * asked_s)
         fits = queries <= MOST_QUERIES
         if fits:
             advice = f"--queries {queries} makes it last"
         else:
             advice = f"none of {MOST_QUERIES:,} queries lasts so long"
-        yield f"the window ended with {seen:,} queries, before {asked_s:g} s; {advice}"
+        yield f"the window ended with {served:,} queries, before {asked_s:g} s; {advice}"
 
 
 def _needed(queries: float) -> int:
@@ -215,21 +215,21 @@ def unknown(measured: Measurement, arrivals: Arrivals) -> dict[str, str]:
         measured: Of whatever kind.
         arrivals: When requests were meant to be sent.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if measured.temperature_c is None:
-        found["temperature_c"] = "the device has no temperature that can be read"
+        reasons["temperature_c"] = "the device has no temperature that can be read"
     if measured.idle_power_w is None:
-        found["idle_power_w"] = "it was not measured, or the energy reading did not go on evenly without work"
+        reasons["idle_power_w"] = "it was not measured, or the energy reading did not go on evenly without work"
     elif measured.idle_j is None:
-        found["idle_j"] = "idle power was not below that of the window"
+        reasons["idle_j"] = "idle power was not below that of the window"
     if not measured.intervals:
-        found["intervals"] = "the measurement was recorded without them"
+        reasons["intervals"] = "the measurement was recorded without them"
     if measured.window_s is not None and measured.window_s < LATENCY_CYCLES * arrivals.cycle_s:
         cycles = f"{measured.window_s / arrivals.cycle_s:.2g} cycles of burst and calm were seen"
-        found["intervals"] = f"{cycles}; energy needs {FEWEST_CYCLES:.0f}, latency {LATENCY_CYCLES:.0f}"
+        reasons["intervals"] = f"{cycles}; energy needs {FEWEST_CYCLES:.0f}, latency {LATENCY_CYCLES:.0f}"
     elif measured.intervals and "energy" not in measured.intervals:
-        found["intervals"] = "those that are null: the window was too short to tell"
-    return found
+        reasons["intervals"] = "those that are null: the window was too short to tell"
+    return reasons
 
 
 def meanwhile(study: Study, risk: float | None) -> Iterator[str]:
@@ -253,7 +253,7 @@ def meanwhile(study: Study, risk: float | None) -> Iterator[str]:
             f"and trials break it too"
         )
     if default == study.trials[-1] and (before := _before(study)) is not None and default.measurement is not None:
-        times = " and ".join(show(seen.latency.mean_s, "s") for seen in (before, default.measurement))
+        times = " and ".join(show(measurement.latency.mean_s, "s") for measurement in (before, default.measurement))
         yield f"the default was measured again, because others were far better: mean {times}; the newer counts"
     made = len(study.completed)
     if study.best is None and made % EVERY == 0:
@@ -263,9 +263,11 @@ def meanwhile(study: Study, risk: float | None) -> Iterator[str]:
 def _before(study: Study) -> Measurement | None:
     """Return what was seen at the default before its newest trial; None if that is the first."""
     default = study.default
-    seen = [trial.measurement for trial in study.completed if default is not None and trial.point == default.point]
-    if len(seen) > 1:
-        return seen[-2]
+    measurements = [
+        trial.measurement for trial in study.completed if default is not None and trial.point == default.point
+    ]
+    if len(measurements) > 1:
+        return measurements[-2]
     return None
 
 

@@ -74,10 +74,10 @@ def placed(served: Workload) -> Placement | None:
 
 def runs_on(device: Device, served: Workload) -> dict[str, str]:
     """Return what a problem's content says of where the work runs: nothing where no GPU is tuned or nobody knows."""
-    found = placed(served)
-    if found is None or target_of(device) is None:
+    placement = placed(served)
+    if placement is None or target_of(device) is None:
         return {}
-    return {RUNS_ON: str(found)}
+    return {RUNS_ON: str(placement)}
 
 
 def check_placed(device: Device, served: Workload, *, reopens: bool = True) -> None:
@@ -93,25 +93,25 @@ def check_placed(device: Device, served: Workload, *, reopens: bool = True) -> N
         DeviceError: If CUDA does not show the GPU to this process.
     """
     target = target_of(device)
-    found = placed(served)
-    if target is None or found is None or found.asked:
+    placement = placed(served)
+    if target is None or placement is None or placement.asked:
         return
     knobs = [name for name in device.space.names if target.uuids or name.startswith("gpu_")]
     if not knobs and not target.uuids:
         return
     tuned = f"{' and '.join(map(show_name, knobs)) or 'the energy'} of {target.title}"
-    if found.gpu is None:
+    if placement.gpu is None:
         stay = "search other knobs (--knobs)"
-        if reopens and found.stay:
-            stay = found.stay
+        if reopens and placement.stay:
+            stay = placement.stay
         raise InvalidInput(
-            f"{served.uri} runs on {found}, and {tuned} would be tuned: {found.why}; {found.remedy}; "
+            f"{served.uri} runs on {placement}, and {tuned} would be tuned: {placement.why}; {placement.remedy}; "
             f"to have it there all the same: {stay}"
         )
-    if len(target.uuids) == 1 and found.gpu != target.number:
+    if len(target.uuids) == 1 and placement.gpu != target.number:
         raise InvalidInput(
-            f"{served.uri} runs on GPU {found.gpu} of CUDA, and {tuned} would be tuned, which is GPU {target.number} "
-            "of CUDA; move it there"
+            f"{served.uri} runs on GPU {placement.gpu} of CUDA, and {tuned} would be tuned, which is GPU "
+            f"{target.number} of CUDA; move it there"
         )
 
 
@@ -260,12 +260,12 @@ class Setup:
         else:
             recorded = {}
         inner = unmetered(device)
-        found = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
-        found |= self.objects.content()
-        found |= {} if served is None else runs_on(inner, served)
+        digests = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
+        digests |= self.objects.content()
+        digests |= {} if served is None else runs_on(inner, served)
         if self.inputs:
-            return {**found, "inputs": " ".join(self.inputs)}
-        return found
+            return {**digests, "inputs": " ".join(self.inputs)}
+        return digests
 
     def _files(self, device: Device) -> dict[str, Path]:
         from polythrottle.backends.replay import ReplayDevice

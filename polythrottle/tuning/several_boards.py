@@ -448,8 +448,8 @@ class SharedStudy:
         share = self._share_left(study)
         if share >= WORTHLESS_IDLE:
             return None
-        told = f"{NOTHING_LEFT}: one more trial would save {max(100 * share, 0.001):.2g} % beside the best"
-        return outlook.held_back(study) or told
+        words = f"{NOTHING_LEFT}: one more trial would save {max(100 * share, 0.001):.2g} % beside the best"
+        return outlook.held_back(study) or words
 
     def _idles(self, study: Study) -> bool:
         """Return whether a board waits for what runs, as one more trial would save next to nothing beside it.

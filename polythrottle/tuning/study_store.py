@@ -158,9 +158,9 @@ def named(paths: Sequence[Path], problem: Problem) -> PriorStudies:
             raise BadFile(f"{path} holds no journal and no table with {LEAST_TRIALS} trials to learn from")
         lessons |= {one.path.resolve(): one for one in some}
         skipped += unread
-    told = [one for one in lessons.values() if _shares_knob(one.study.problem, problem)]
-    apart = tuple(one.path for one in lessons.values() if one not in told)
-    ranked = sorted(told, key=lambda one: (_distance(one.study.problem, problem), _age(one.path), one.path))
+    related = [one for one in lessons.values() if _shares_knob(one.study.problem, problem)]
+    apart = tuple(one.path for one in lessons.values() if one not in related)
+    ranked = sorted(related, key=lambda one: (_distance(one.study.problem, problem), _age(one.path), one.path))
     return PriorStudies(tuple(ranked[:MOST]), len(ranked), skipped, apart=apart)
 
 
@@ -209,7 +209,7 @@ def _study_of(table: Table) -> Study:
     rows = zip(table.points, table.measurements, strict=True)
     # The first trial of a study is its default, which relative figures are judged by.
     ordered = sorted(rows, key=lambda row: row[0] != table.space.default)
-    trials = tuple(Trial(number, point, seen) for number, (point, seen) in enumerate(ordered))
+    trials = tuple(Trial(number, point, measurement) for number, (point, measurement) in enumerate(ordered))
     return Study(Problem(table.space, (), f"replay:{table.path}", "recorded"), "grid", 0, trials)
 
 
@@ -254,12 +254,12 @@ def _readable(paths: Iterable[Path]) -> tuple[list[PriorStudy], int]:
 
 def _files(folder: Path, endings: tuple[str, ...], most: float) -> Iterator[Path]:
     """Yield the files below a folder that are named like journals or tables."""
-    seen = 0
+    count = 0
     for place, below, names in os.walk(folder):
         # In place, for os.walk goes into them in this order: two machines then learn from the same files.
         below.sort()
-        seen += len(names) + len(below)
-        if seen > most:
+        count += len(names) + len(below)
+        if count > most:
             raise InvalidInput(f"{folder} holds more than {most:,} files; name a folder of studies alone")
         yield from (Path(place, name) for name in sorted(names) if name.endswith(endings))
 
@@ -294,8 +294,13 @@ def _same(one: object, two: str, digest: object, other: str | None) -> bool:
 
 
 def _distance(one: Problem, two: Problem) -> int:
-    told = {"device": one.device, "workload": one.workload, "content": dict(one.content), "arrivals": str(one.arrivals)}
-    device, workload = _kinship(told, two)
+    facts = {
+        "device": one.device,
+        "workload": one.workload,
+        "content": dict(one.content),
+        "arrivals": str(one.arrivals),
+    }
+    device, workload = _kinship(facts, two)
     if not _alike(one.space, two.space):
         return 3 - 2 * device - workload
     return -2 * device - workload
@@ -327,8 +332,8 @@ def _where(studies: Sequence[Study], problem: Problem) -> str:
     here = [without_options(study.problem.device) == without_options(problem.device) for study in studies]
     if all(here):
         return " on this device"
-    told = not any(study.problem.recorded for study in studies)
-    elsewhere = told and not any(here) and all(study.problem.workload == problem.workload for study in studies)
+    live = not any(study.problem.recorded for study in studies)
+    elsewhere = live and not any(here) and all(study.problem.workload == problem.workload for study in studies)
     if elsewhere:
         return " on other devices"
     return ""
@@ -463,8 +468,8 @@ def check_same_problem(path: Path, kept: Study, asked: Study) -> None:
     }
     if kept.problem.space.fingerprint != asked.problem.space.fingerprint:
         pairs["space"] = (f"{len(kept.problem.space)} points", f"{len(asked.problem.space)} other points")
-    told = [f"its {name} is {was}, not {now}" for name, (was, now) in pairs.items() if was != now]
+    differences = [f"its {name} is {was}, not {now}" for name, (was, now) in pairs.items() if was != now]
     before = kept.problem.content
     after = asked.problem.content
-    told += [f"its {name} has changed" for name in {**before, **after} if before.get(name) != after.get(name)]
-    raise BadFile(f"{path} is the journal of another problem: {'; '.join(told)}. Give another --journal")
+    differences += [f"its {name} has changed" for name in {**before, **after} if before.get(name) != after.get(name)]
+    raise BadFile(f"{path} is the journal of another problem: {'; '.join(differences)}. Give another --journal")

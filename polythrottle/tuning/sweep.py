@@ -102,8 +102,8 @@ def sweep(
         for number, point in enumerate(space):
             if point not in kept and not failures.foreseen(point):
                 try:
-                    seen = _visit(device, workload, window, number, point, arrivals)
-                    _append(begun, [point[name] for name in space.names], columns, seen, identity)
+                    measurement = _visit(device, workload, window, number, point, arrivals)
+                    _append(begun, [point[name] for name in space.names], columns, measurement, identity)
                 except TrialError as error:
                     failures.add(point, error)
                     _give_up_if_hopeless(failures.points, number + 1, len(space))

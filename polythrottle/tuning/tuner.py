@@ -179,7 +179,7 @@ def compare(device: Device, workload: Workload, journal: Journal) -> Generator[S
             whole = OperatingPoint({**workload.space.default, **point})
             try:
                 problem = journal.study.problem
-                seen = measure(
+                measurement = measure(
                     device,
                     workload,
                     whole,
@@ -188,7 +188,7 @@ def compare(device: Device, workload: Workload, journal: Journal) -> Generator[S
                     seed=journal.study.seed,
                     goal=_goal(journal.study, ()),
                 )
-                measurement = _judged(journal.study, seen)
+                measurement = _judged(journal.study, measurement)
             # Journalled nowhere, so the next study asks for it again.
             except TrialError:
                 continue
@@ -231,7 +231,7 @@ def _visit(
     try:
         limits = _limits(study, trial)
         problem = study.problem
-        seen = measure(
+        measurement = measure(
             device,
             workload,
             trial.point,
@@ -242,14 +242,14 @@ def _visit(
             goal=_goal(study, limits),
             watch=watch,
         )
-        seen = _judged(study, seen)
+        measurement = _judged(study, measurement)
         if trial.point == problem.space.default:
-            check_reference(seen, problem.constraints)
+            check_reference(measurement, problem.constraints)
     except TrialError as error:
         absent = error.knob if isinstance(error, KnobAbsent) and error.knob in trial.point else None
         failed = replace(trial, failure=str(error), cost=costs.end(None), absent=absent)
         return journal.failed(failed, _spent(watch))
-    return journal.completed(replace(trial, measurement=seen, cost=costs.end(seen)), _spent(watch))
+    return journal.completed(replace(trial, measurement=measurement, cost=costs.end(measurement)), _spent(watch))
 
 
 def _spent(watch: RequestWatch | None) -> LateRequests | None:
@@ -277,8 +277,8 @@ def _judged(study: Study, measurement: Measurement) -> Measurement:
     """Return a measurement that holds all the study needs to judge it."""
     for constraint in study.problem.constraints:
         if measurement.metric(constraint.metric) is None:
-            told = f"{constraint.metric} is not measured here{why_untold(constraint.metric)}"
-            raise TrialError(f"{told}, so {constraint} cannot be judged")
+            lack = f"{constraint.metric} is not measured here{why_untold(constraint.metric)}"
+            raise TrialError(f"{lack}, so {constraint} cannot be judged")
     return measurement
 
 
@@ -303,16 +303,16 @@ class _Costs:
         if self._start is None or self._device.clock.now() - self._ended_s > _REST_S:
             self._start = self._device.read()
 
-    def end(self, seen: Measurement | None) -> Cost:
+    def end(self, measurement: Measurement | None) -> Cost:
         """Return what a trial took; on a recorded device, what serving `RECORDED_ITEMS` items there would have taken.
 
         Args:
-            seen: What it measured; None if it failed.
+            measurement: What it measured; None if it failed.
         """
         if isinstance(self._device, Recorded):
-            if seen is None:
+            if measurement is None:
                 return Cost()
-            return Cost(RECORDED_ITEMS / seen.throughput_per_s, RECORDED_ITEMS * seen.energy_j)
+            return Cost(RECORDED_ITEMS / measurement.throughput_per_s, RECORDED_ITEMS * measurement.energy_j)
         start = self._start
         assert start is not None
         if isinstance(self._device, Closing):
