@@ -96,7 +96,8 @@ def main(mark: str, folder: str, device: str) -> int:
 def _leave(own: Path) -> None:
     """Remove the folder this runs from, unless a guard or keeper does too, and those whose guards have gone."""
     ends_s = time.monotonic() + _GONE_WITHIN_S
-    marked = {own.name, *(each.name for each in _folders() if (each / _STAYS).exists())}
+    # Not Path.exists, which raises at the folder of another user.
+    marked = {own.name, *(each.name for each in _folders() if os.path.exists(each / _STAYS))}
     # After a restore guards go by themselves: in a moment, which nobody at the desk waits for.
     while not _stands() and marked & _in_use() and time.monotonic() < ends_s:
         time.sleep(0.1)
@@ -137,7 +138,7 @@ def _sweep(own: Path) -> None:
         with suppress(OSError):
             about = each.lstat()
             # Anybody may make a folder, or lay a link, of such a name there. A new one may be about to be locked.
-            young = time.time() - about.st_mtime < _OLD_S and not (each / _STAYS).exists()
+            young = time.time() - about.st_mtime < _OLD_S and not os.path.exists(each / _STAYS)
             if each == own or young or about.st_uid != os.geteuid():
                 continue
             handle = os.open(each / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
