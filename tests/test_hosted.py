@@ -126,7 +126,7 @@ def test_an_interrupted_window_is_restored_and_the_board_measures_again(session:
         session.when_told("never", interrupt)
         with session.device:
             assert (session.measure() or 0) >= 10
-    assert session.device.board._connections == 1
+    assert session.device.board._link.connections == 1
 
 
 @pytest.mark.slow

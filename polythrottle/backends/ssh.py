@@ -3,7 +3,6 @@
 import getpass
 import os
 import platform
-import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -48,8 +47,7 @@ class SshBoard:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._link = Link(place)
-        self.line = Line(place.where, _PATIENCE_S, connect=self._connect)
-        self._connections = 0
+        self.line = Line(place.where, _PATIENCE_S, connect=self._link.connect)
         self._opened_over: int | None = None
         self.turn = threading.Lock()
         self.hosts = False
@@ -60,10 +58,6 @@ class SshBoard:
         Thread(target=_show_life, args=(weakref.ref(self), self._over), name="polythrottle-ssh", daemon=True).start()
         # Whoever only looks at a device has nothing to leave, and drops it.
         weakref.finalize(self, _hang_up, self._over, self.line)
-
-    def _connect(self) -> socket.socket:
-        self._connections += 1
-        return self._link.connect()
 
     def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Return the answer to a request.
@@ -113,7 +107,7 @@ class SshBoard:
             self._check_open()
         answer = patiently(lambda: self.ask("work", message=dict(message), **setting))
         if self._opened_over is None:
-            self._opened_over = self._connections
+            self._opened_over = self._link.connections
         self._check_open()
         events = answer.get("events")
         for event in events if isinstance(events, list) else ():
@@ -132,7 +126,7 @@ class SshBoard:
         Raises:
             DeviceError: If it is not.
         """
-        if self._opened_over is not None and self._opened_over != self._connections:
+        if self._opened_over is not None and self._opened_over != self._link.connections:
             raise DeviceError(f"the connection to {self.place.where} was lost")
 
     def restore_all(self, *, force: bool = False) -> tuple[Outcome, ...]:

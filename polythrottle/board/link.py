@@ -140,6 +140,8 @@ _USUAL = "ssh"
 # No terminal there, which would change bytes on their way; and 45 s without an answer are the end of the connection.
 _OPTIONS = ("-T", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
 _UNDISTURBED = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")  # a Ctrl-C is for this process, which restores first
+# So is what `timeout` or a closed terminal tells the whole group. It ends with the channel.
+_SHIELDED = ("/bin/sh", "-c", 'trap "" INT TERM HUP; exec "$@"', "sh")
 _PATIENCE_S = 120.0  # somebody may be typing the passphrase of a key
 _CHUNK = 65536
 _MOST_NOISE = 65536
@@ -318,6 +320,8 @@ class Link:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._start: _Start | None = None
+        self.connections = 0
+        """How often it was connected."""
 
     def connect(self) -> socket.socket:
         """Have ssh start what is carried on the board, and return the channel to it; closing that ends both.
@@ -327,6 +331,7 @@ class Link:
             PermissionDenied: If it does not let this user in.
         """
         self._start = _Start(self._place)
+        self.connections += 1
         return self._start.channel()
 
     @property
@@ -361,7 +366,7 @@ class _Start:
         self._here, there = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [*_UNDISTURBED, *command],
+                [*_SHIELDED, *command],
                 stdin=there.fileno(),
                 stdout=there.fileno(),
                 stderr=subprocess.PIPE,
@@ -405,6 +410,9 @@ class _Start:
             why = self.last_words()
             self._give_up()
             raise DeviceError(f"{self._place.where} hung up while it was started: {why or err.strerror}") from err
+        except BaseException:  # a Ctrl-C while ssh asks for a passphrase, which it would go on to do
+            self._give_up()
+            raise
         self._here.settimeout(None)
         return self._here
 
@@ -496,7 +504,7 @@ class _Start:
 
     def _give_up(self) -> None:
         self._here.close()
-        self._process.terminate()
+        self._process.kill()  # to a gentler signal it does not listen
 
 
 # A daemon on a board: ssh's own forwarding makes its socket there one here, for as long as somebody asks it.
