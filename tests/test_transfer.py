@@ -189,7 +189,7 @@ def test_a_percentile_is_learnt_from_the_mean() -> None:
 
 def test_a_quantity_that_half_of_the_trials_lack_does_not_cost_their_other_figures() -> None:
     """Only what most trials recorded is learnt, from those that did."""
-    from polythrottle.optimize.transfer import _seen
+    from polythrottle.optimize.transfer import _past_trials
 
     def known(recorded: int) -> tuple[int, list[bool]]:
         past = earlier(RELATED[0], trials=8)
@@ -198,7 +198,7 @@ def test_a_quantity_that_half_of_the_trials_lack_does_not_cost_their_other_figur
             for at, trial in enumerate(past.trials)
             if trial.measurement is not None
         ]
-        found = _seen(replace(past, trials=tuple(trials)), ("time", "temperature"), 100)
+        found = _past_trials(replace(past, trials=tuple(trials)), ("time", "temperature"), 100)
         return len(found.rows), found.known.tolist()
 
     assert known(4) == (8, [True, False])
