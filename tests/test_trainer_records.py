@@ -126,8 +126,9 @@ def test_labels_come_from_a_table(tmp_path: Path, head: str) -> None:
         b"\xef\xbb\xbf1.npy,cat\n",
         b"file;label\n1.npy;cat\n",
         b"file\tlabel\n\n 1.npy\tcat \n",
-        gzip.compress(b"file,label\n1.npy,cat\n"),
+        gzip.compress(b"file,label\n1.npy,cat\n", mtime=0),
     ],
+    ids=["mark", "mark alone", "semicolons", "tabs", "packed"],
 )
 def test_labels_are_read_as_every_table_is(tmp_path: Path, text: bytes) -> None:
     """A spreadsheet's mark at the beginning is no part of a name, and a header says what stands between cells."""
