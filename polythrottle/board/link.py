@@ -143,6 +143,7 @@ _UNDISTURBED = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")  # a Ctrl-C is 
 # So is what `timeout` or a closed terminal tells the whole group. It ends with the channel.
 _SHIELDED = ("/bin/sh", "-c", 'trap "" INT TERM HUP; exec "$@"', "sh")
 _PATIENCE_S = 120.0  # somebody may be typing the passphrase of a key
+_NO_WAY = 255  # ssh's own failure, and not that of what it ran (ssh(1), EXIT STATUS)
 _CHUNK = 65536
 _MOST_NOISE = 65536
 _LONGEST = 300
@@ -308,6 +309,13 @@ def _given() -> list[str]:
         return shlex.split(os.environ.get(SSH, "")) or [_USUAL]
     except ValueError as err:
         raise DeviceError(f"${SSH} is no command ({err}); an example: ssh -F board.conf") from err
+
+
+def _no_way(place: Place, why: str) -> DeviceError:
+    """Return the error of an ssh that did not get there."""
+    if "permission denied" in why.lower() or "authentication" in why.lower():
+        return PermissionDenied(f"{place.where} lets nobody in with these keys: {why}; {place.by_hand} must work")
+    return DeviceError(f"{place.where} cannot be reached: {why or 'ssh said nothing'}")
 
 
 class Link:
@@ -476,14 +484,11 @@ class _Start:
         """Return why ssh has ended before the far side was ready."""
         why = self.last_words()
         code = self._process.returncode
+        if code == _NO_WAY:
+            return _no_way(self._place, why)
         where = self._place.where
         python = self._place.python
         lower = why.lower()
-        # ssh's own failure, and not that of what it ran (ssh(1), EXIT STATUS).
-        if code == 255 and ("permission denied" in lower or "authentication" in lower):
-            return PermissionDenied(f"{where} lets nobody in with these keys: {why}; {self._place.by_hand} must work")
-        if code == 255:
-            return DeviceError(f"{where} cannot be reached: {why or 'ssh said nothing'}")
         # What a POSIX shell ends with where a command cannot be run, or is not there.
         lacking = code in (126, 127) or "not found" in lower
         if lacking:  # of several lines, as a version manager's, the one that says so
@@ -576,21 +581,19 @@ def _listening(place: Place, name: str, path: str) -> str:
     except subprocess.TimeoutExpired:
         raise DeviceError(f"{place.where} did not answer within {_PATIENCE_S:g} s") from None
     except OSError as err:
-        raise DeviceError(
-            f"cannot start {command[0]}, which leads to {place.where}: {err.strerror}; ${SSH} names it"
-        ) from err
+        raise DeviceError(f"cannot start {command[0]!r}, which leads to {place.where}; ${SSH} names it") from err
     _, told, answer = done.stdout.decode(errors="replace").partition(f"{mark} ")
     if not told:
-        said = _last_line(done.stderr) or f"code {done.returncode}"
-        if "permission denied" in said.lower():
-            raise PermissionDenied(f"{place.where} lets nobody in with these keys: {said}")
-        raise DeviceError(f"{place.where} cannot be asked: {said}")
-    kind, _, rest = printable(answer.splitlines()[0]).partition(" ")
-    if kind != "here":
+        said = _last_line(done.stderr)
+        if done.returncode == _NO_WAY:
+            raise _no_way(place, said)
+        raise DeviceError(f"{place.where} cannot be asked: {said or f'code {done.returncode}'}")
+    state, _, rest = printable(answer.splitlines()[0]).partition(" ")
+    if state != "here":
         raise DeviceError(f"no daemon listens on {place.where}, at {rest}")
     return rest
 
 
 def _last_line(said: bytes) -> str:
-    lines = [printable(line).strip() for line in said.decode(errors="replace").splitlines()]
-    return next((line[:_LONGEST] for line in reversed(lines) if line), "")
+    lines = map(printable, reversed(said.decode(errors="replace").splitlines()))
+    return next((line.strip()[:_LONGEST] for line in lines if line.strip()), "")
