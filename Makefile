@@ -9,7 +9,7 @@ RAY := .ray/.ready
 DOCS := $(VENV)/.docs-ready
 # The stand-in for NVIDIA's library is compiled; where there is no C compiler, PyPI has one.
 COMPILER := $(shell command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || echo ziglang)
-FAULTS := tests/test_fault_matrix.py tests/test_actuator_process.py tests/test_trainer_kills.py tests/test_syscall_faults.py \
+FAULTS := tests/test_fault_matrix.py tests/actuation/test_actuator_process.py tests/test_trainer_kills.py tests/test_syscall_faults.py \
 	tests/test_power_loss.py
 # Every process of pytest-xdist imports all it is given, so it is given the files that hold such tests alone.
 SLOW := $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
@@ -64,7 +64,7 @@ test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be 
 	$(BIN)/python -m pytest -q -rfE -m browser tests/browser $(ARGS)
 
 test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
-	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py $(ARGS)
+	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/daemon/test_web_schema.py $(ARGS)
 
 test-ssh: $(READY)  ## Tune, kill and cut off boards behind a real sshd on loopback (Debian: openssh-server, pypy3)
 	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m ssh tests/ssh $(ARGS)
@@ -81,7 +81,7 @@ hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what t
 # The tests nearest to a file are those called after it, else the three that name it most. A package is named by its
 # folder, in which __init__.py lies.
 MODULE = $(patsubst %/__init__,%,$(FILE:.py=))
-NEAREST = $(or $(filter tests/%,$(FILE)),$(wildcard tests/test_$(notdir $(MODULE)).py),$(shell \
+NEAREST = $(or $(filter tests/%,$(FILE)),$(wildcard tests/test_$(notdir $(MODULE)).py tests/*/test_$(notdir $(MODULE)).py),$(shell \
 	grep -rc --include='test_*.py' '$(subst /,.,$(MODULE))\b' tests | sort -t: -k2 -rn | awk -F: '$$2 {print $$1}' \
 	| head -n 3),tests/test_architecture.py)
 check: $(READY)  ## Look at one file in about a minute: style, types, and the tests nearest to it (make check FILE=polythrottle/…)

@@ -264,7 +264,7 @@ def nearest(mutant: Mutant) -> list[str]:
     package, name = ".".join(parts[:-1]), parts[-1]
     named = re.compile(rf"{re.escape(package)}(\.| import (\(\s*)?([\w, \n]*, ?)?){re.escape(name)}\b")
     ranks = {}
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text()
         folder = parts[-2] if package else name  # the package itself lies in none
         about = 4 * bool(named.search(text)) + 3 * (name in path.stem) + 2 * (folder in path.stem) + (package in text)

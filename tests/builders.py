@@ -9,6 +9,14 @@ from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
 
+ROWS = """gpu_freq_hz,batch_size,latency_s,latency_p99_s,throughput_per_s,power_w,energy_j
+600000000,1,0.02,0.025,50,5,0.1
+600000000,2,0.03,,66.7,5.5,0.0825
+1200000000,1,0.01,0.015,100,12,0.12
+1200000000,2,0.016,0.02,125,13,0.104
+"""
+"""A recorded table of four points."""
+
 
 def measured(latency_s: float = 0.01, energy_j: float = 1.0, **rest: object) -> Measurement:
     """Return a measurement with a p99 a fifth above its mean."""

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROWS
+from http_over_socket import ask
 from scripted import daemon
 from test_help import pages
-from test_replay import ROWS
-from test_web_routes import ask
 from test_wrong_inputs import WRONG
 from trainer_jobs import counted_entries
 

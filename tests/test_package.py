@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from test_replay import ROWS
+from builders import ROWS
 
 import polythrottle
 from polythrottle.api import search

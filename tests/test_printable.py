@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from daemons import House
+from http_over_socket import ask
 from scripted import daemon
-from test_web_routes import ask
 
 from polythrottle.actuation.server.main import main as actuator
 from polythrottle.cli.output import complain
