@@ -22,7 +22,7 @@ from rich.text import Text
 from typing_extensions import Self
 
 from polythrottle.api.outcome import energy_kind, show_joules, show_point
-from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
@@ -69,7 +69,7 @@ def resume_with(journal: Path) -> str:
 
 
 class LiveStudy:
-    """Shows a study as it grows, and says how to resume it when it is interrupted.
+    """Shows a study as it grows, and says how to resume it when it is interrupted or its device goes away.
 
     Args:
         confirm: Asks whether a limit is meant that looks as if its unit were wrong; None takes every limit as it was
@@ -87,6 +87,7 @@ class LiveStudy:
         self._task = self._progress.add_task("tuning", total=None)
         self._live = Live(console=self._console, transient=True, auto_refresh=self._console.is_terminal)
         self._journal: Path | None = None
+        self._done = 0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -97,7 +98,9 @@ class LiveStudy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
-        if kind is KeyboardInterrupt and self._journal is not None:
+        # A device that has gone, such as a board whose connection broke, may come back: nothing measured is lost.
+        interrupted = isinstance(error, KeyboardInterrupt) or (isinstance(error, DeviceError) and self._done > 0)
+        if interrupted and self._journal is not None:
             self._say(self._to_go_on(self._journal))
 
     def opened(self, study: Study, journal: Path, trials: int) -> None:
@@ -116,7 +119,8 @@ class LiveStudy:
             InvalidInput: If a limit looks as if its unit were wrong, and nobody says that it is not.
         """
         done = [trial for trial in study.trials if trial.state is not TrialState.RUNNING]
-        self._progress.update(self._task, completed=len(done))
+        self._done = len(done)
+        self._progress.update(self._task, completed=self._done)
         if self._console.is_terminal:
             self._live.update(Group(newest(study), self._progress))
         # Presets come after the last trial, which would be said once more with each of them.

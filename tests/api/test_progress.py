@@ -11,6 +11,7 @@ from builders import FakeDevice, FakeWorkload
 import polythrottle
 from polythrottle.api.experiments import NoProgress, in_notebook, study_progress
 from polythrottle.api.progress import LiveStudy
+from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.measurement import Window
 
 WORDS: dict[str, Any] = {
@@ -86,6 +87,16 @@ def test_an_interrupted_study_says_in_python_how_it_goes_on(capsys: pytest.Captu
     with pytest.raises(KeyboardInterrupt):
         polythrottle.tune(device, FakeWorkload(device, KeyboardInterrupt(), 30), **WORDS, progress=True)
     assert "call polythrottle.tune() again with the same objects" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("after", [0, 30])
+def test_a_device_that_goes_away_leaves_the_words_that_go_on(after: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once a trial has been measured: before that there is nothing to go on with."""
+    device = FakeDevice()
+    with pytest.raises(DeviceError):
+        polythrottle.tune(device, FakeWorkload(device, DeviceError("it is gone"), after), **WORDS, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("call polythrottle.tune() again with the same objects" in said) == (after > 0)
 
 
 def test_a_notebook_shows_trials_and_a_bar_in_one_cell(notebook: Page, capsys: pytest.CaptureFixture[str]) -> None:
