@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, TypeAlias
 
 from polythrottle.domain.errors import InvalidInput
@@ -146,12 +146,15 @@ def _called(value: object) -> str:
 
 
 def _digest(workload: Callable[..., object]) -> str:
-    """Return a digest of a function's code, or of how a torch module or another callable shows itself by its type."""
+    """Return a digest of what a workload does, as far as it shows.
+
+    Of a function its code and what it was made with; of a torch module how it shows itself; of others the type.
+    """
     code = getattr(workload, "__code__", None)
     # Not imported: whoever gives a torch module has loaded it, and nobody else should wait for it.
     torch = sys.modules.get("torch")
     if isinstance(code, CodeType):
-        text = "\n".join(_code_lines(code))
+        text = "\n".join([*_code_lines(code), *_bound_lines(workload)])
     elif torch is not None and isinstance(workload, torch.nn.Module):
         # A layer may show a function it was given, and where it lies in memory is another place in every process.
         text = _ADDRESS.sub("", str(workload))
@@ -165,6 +168,30 @@ def _code_lines(code: CodeType) -> list[str]:
     plain = [_constant(each) for each in code.co_consts if not isinstance(each, CodeType)]
     # Neither file nor line numbers: a function that was moved is still the same.
     return [code.co_code.hex(), *plain, *code.co_names, *inner]
+
+
+def _bound_lines(function: object) -> list[str]:
+    """Return what a function was made with beside its code; nothing where that is nothing, as before it counted."""
+    lines = [f"default {_bound(each)}" for each in getattr(function, "__defaults__", None) or ()]
+    named = getattr(function, "__kwdefaults__", None) or {}
+    lines += [f"default {name}={_bound(each)}" for name, each in sorted(named.items())]
+    return lines + [f"enclosed {_bound(each)}" for each in map(_contents, getattr(function, "__closure__", None) or ())]
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _bound(value: object) -> str:
+    # Only what shows itself alike in every process: a model or a list that the function fills says its type.
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_bound, value))})"
+    return type_name(value)
 
 
 def _constant(value: object) -> str:

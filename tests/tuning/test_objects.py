@@ -141,6 +141,20 @@ def test_the_members_of_a_set_count_and_not_their_order() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_what_a_function_was_made_with_counts() -> None:
+    """Defaults and what it encloses, where they show themselves alike in every process; a model counts by its type."""
+
+    def made(enclosed: object, default: object) -> object:
+        return lambda size, kept=default, *, named=default: (size, kept, named, enclosed)
+
+    def digest(enclosed: object, default: object) -> object:
+        return GivenObjects.of("cpu", made(enclosed, default), None).content()
+
+    assert digest(1, (2, "a")) == digest(1, (2, "a"))
+    assert digest(object(), [1]) == digest(object(), [2])
+    assert len({str(digest(*each)) for each in [(1, 2), (2, 2), (1, 3), ("1", 2)]}) == 4
+
+
 def test_a_torch_module_is_a_workload() -> None:
     """With the shape of its inputs; its layers are part of what is asked."""
     torch = pytest.importorskip("torch")
