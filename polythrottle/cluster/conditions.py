@@ -21,6 +21,7 @@ from polythrottle.domain.fleet.transient_machine import (
     Cap,
     CheckpointCost,
     Lifetime,
+    LossRate,
     MachineType,
     lost_before,
     next_loss_s,
@@ -231,41 +232,42 @@ _LOOK_S = 600.0
 class LearnedHazard:
     """Interruptions counted with forgetting: statistics of revocation age within months, and differ by the hour.
 
-    A burst that takes many machines within one re-forming is one interruption: the job loses its work once. The prior
-    counts as so much time seen, with its rate.
+    A burst that takes many machines within one re-forming is one interruption: the job loses its work once. So it is
+    the job's time that is counted, where a controller of real nodes counts losses per node (`JobProgress`).
 
     Attributes:
-        prior_per_h: Interruptions of the job per hour before anything was seen.
-        prior_s: How much seen time the prior is worth, in seconds, > 0.
-        half_s: After how long what was seen counts half, in seconds, > 0.
+        prior_per_h: Interruptions of the job per hour before anything was counted.
+        prior_s: How much counted time the prior is worth, in seconds, > 0.
+        half_s: After how long what was counted counts half, in seconds, > 0.
     """
 
     prior_per_h: float = 1.0
     prior_s: float = HOUR_S
     half_s: float = 6 * HOUR_S
-    _seen: float = field(default=0.0, init=False)
+    _losses: float = field(default=0.0, init=False)
     _time_s: float = field(default=0.0, init=False)
     _last_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        if self.prior_per_h < 0 or self.prior_s <= 0 or self.half_s <= 0:
-            raise InvalidInput("a prior has a rate of at least 0 and times above 0")
+        self.prior = LossRate(self.prior_per_h * self.prior_s / HOUR_S, self.prior_s)
+        if self.half_s <= 0:
+            raise InvalidInput("what is learnt of interruptions is forgotten by half in a time above 0")
 
     def interrupted(self, now_s: float) -> None:
         """Take note of an interruption."""
         self._aged(now_s)
-        self._seen += 1
+        self._losses += 1
 
     def per_s(self, now_s: float) -> float:
         """Return the interruptions to expect per second, from now on."""
         self._aged(now_s)
-        return (self._seen + self.prior_per_h * self.prior_s / HOUR_S) / (self._time_s + self.prior_s)
+        return self.prior.updated(self._losses, self._time_s).per_s
 
     def _aged(self, now_s: float) -> None:
         span_s = max(0.0, now_s - self._last_s)
         rate = log(2) / self.half_s
         kept = exp(-rate * span_s)
-        self._seen *= kept
+        self._losses *= kept
         self._time_s = self._time_s * kept + (1 - kept) / rate
         self._last_s += span_s
 

@@ -255,6 +255,39 @@ def next_loss_s(lifetime: Lifetime, age_s: float, uniform: float) -> float:
     return max(age_s, lifetime.quantile_s(uniform * lifetime.survival(age_s)))
 
 
+# How often machines are lost, learnt from losses in a time of exposure.
+
+
+@dataclass(frozen=True)
+class LossRate:
+    """A rate of losses as counts make it likely: the mean of a gamma distribution, which a Poisson count leaves behind.
+
+    What is believed before anything was counted is a rate too: a few losses in some time. The longer that time, the
+    more it takes to change the belief.
+
+    Attributes:
+        losses: Losses, >= 0; those of a belief, or counted with forgetting, need not be whole.
+        exposure_s: The time in which they happened, in seconds, > 0: of machines if losses of one machine are counted,
+            of the job if its interruptions are.
+    """
+
+    losses: float
+    exposure_s: float
+
+    def __post_init__(self) -> None:
+        if self.losses < 0 or self.exposure_s <= 0:
+            raise InvalidInput("a rate of losses comes from at least 0 losses in a time above 0")
+
+    @property
+    def per_s(self) -> float:
+        """Return the losses to expect per second of exposure."""
+        return self.losses / self.exposure_s
+
+    def updated(self, losses: float, exposure_s: float) -> "LossRate":
+        """Return the rate after so many losses more in so much more time, in seconds."""
+        return LossRate(self.losses + losses, self.exposure_s + exposure_s)
+
+
 # How often to write a checkpoint: Young and Daly in seconds, money or joules, never faster than a write can end.
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from typing_extensions import Self
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.domain.fleet.transient_machine import HOUR_S, LossRate
 from polythrottle.storage.append_log import AppendLog, whole_lines
 from polythrottle.training.elastic.membership import EventKind
 from polythrottle.training.elastic.worker.process import Fault
@@ -282,8 +283,8 @@ FIRST_STEP = "first step"
 UNHEARD = "unheard"
 """Marks the loss of a node of which a controller that began again has not heard: it says nothing of when or why."""
 VERSION = 1
-PRIOR_LOSSES = 0.5
-PRIOR_H = 5.0
+PRIOR = LossRate(losses=0.5, exposure_s=5 * HOUR_S)
+"""What is believed of a node before its job has lost any: so little that the first losses outweigh it."""
 
 
 class EventLog:
@@ -540,11 +541,13 @@ class JobProgress:
                 own, beside half a loss in five hours that stands for what is not known yet.
         """
         if rate_per_h is not None:
-            return members * rate_per_h / 3600, "given"
+            return members * rate_per_h / HOUR_S, "given"
         # A notice counts though its node left in order: the machine was taken away all the same.
         losses = self.losses + self.counts.get("notice", 0)
-        rate = (losses + PRIOR_LOSSES) / (self.machine_s / 3600 + PRIOR_H)
-        return members * rate / 3600, f"estimated from {losses} losses in {self.machine_s / 3600:.2g} machine hours"
+        # Per node, and nothing is forgotten: a real job has few losses, and its group grows and shrinks.
+        rate = PRIOR.updated(losses, self.machine_s)
+        evidence = f"estimated from {losses} losses in {self.machine_s / HOUR_S:.2g} machine hours"
+        return members * rate.per_s, evidence
 
 
 def replayed(records: Iterable[Mapping[str, Any]]) -> JobProgress:
