@@ -86,7 +86,8 @@ def tune(
 
     Args:
         device: Device URI, or a device; ``auto`` takes the real one that is here. Several URIs with commas between them
-            search together: boards of one kind, a trial at a time on each; presets are not measured then.
+            search together, or those of a file (``@fleet.txt``, ``@fleet.txt:group``): boards of one kind, a trial at a
+            time on each; presets are not measured then.
         workload: Workload URI, a workload, a function whose every call is one query (``f()``, ``f(batch_size)`` or
             ``f(batch_size, threads)``), or a torch module. A workload given as an object is not closed.
         slo: Constraints such as ``p99<=25ms``; none minimises energy alone.

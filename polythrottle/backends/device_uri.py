@@ -5,6 +5,7 @@ One that does not answer holds up none of the others.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import deque
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from polythrottle.actuation.drivers.controls import is_named
 from polythrottle.backends.probe import find_device
 from polythrottle.domain.clock import Clock, SystemClock, Thread
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.units import knob_name
+from polythrottle.storage.untrusted import read_plain, shortened
 
 if TYPE_CHECKING:
     from polythrottle.backends.simulated.node import SimulatedGroup
@@ -54,6 +56,7 @@ class DeviceURI:
             UnknownName: If the scheme is not known.
         """
         own, meter = _apart(text)
+        _check_one(own)
         body, _, query = own.partition("?")
         scheme, _, name = body.partition(":")
         if scheme not in SCHEMES:
@@ -114,6 +117,17 @@ def _apart(text: str) -> tuple[str, str]:
     from polythrottle.backends.meters import meter_apart
 
     return meter_apart(text)
+
+
+def _check_one(text: str) -> None:
+    """Refuse what means several devices where one is meant."""
+    if text.startswith(_FILE):
+        raise InvalidInput(
+            f"{text} is a file of boards, which boards, tune, apply and restore take; name one device here"
+        )
+    several = _NEXT.split(text)
+    if len(several) > 1:
+        raise InvalidInput(f"{several[0]} and {several[1]} are two devices; name one here")
 
 
 def _check_board(text: str, name: str) -> None:
@@ -355,6 +369,132 @@ def check_distinct(uris: Sequence[str]) -> None:
     twice = next((uri for number, uri in enumerate(uris) if uri in uris[:number]), None)
     if twice is not None:
         raise InvalidInput(f"{twice} is named twice")
+
+
+# Files of boards: one URI a line, in groups whose names stand in brackets, as in Ansible's inventories.
+
+_FILE = "@"
+_FILE_MOST_BYTES = 1_000_000
+_BOARDS_MOST = 10_000
+_NEXT_OR_FILE = re.compile(rf",(?={_FILE})|{_NEXT.pattern}")
+_GROUP = re.compile(r"\[\s*([\w.-]{1,64})\s*\]")
+_COMMENT = re.compile(r"(^|\s)#.*")
+
+
+@dataclass(frozen=True)
+class NamedBoard:
+    """A board that a user names.
+
+    Args:
+        uri: Its device URI.
+        group: The group of a file that it stands in; empty for none.
+    """
+
+    uri: str
+    group: str = ""
+
+
+def boards_named(text: str) -> tuple[NamedBoard, ...]:
+    """Return the boards of a text in which commas stand between URIs, and between files of them.
+
+    ``@fleet.txt`` is every board of a file, ``@fleet.txt:kitchen`` those of its section ``[kitchen]``. This is for what
+    a user says: nothing that a journal or a profile names is read as a file of boards.
+
+    Raises:
+        InvalidInput: If a board is there twice, or none follows a comma.
+        BadFile: If a file cannot be read, or a line of it is no board; names the line.
+        UnknownName: If a file has no such group.
+    """
+    boards: list[NamedBoard] = []
+    for part in _NEXT_OR_FILE.split(text):
+        if part.startswith(_FILE):
+            boards.extend(_boards_of(part[len(_FILE) :]))
+        else:
+            boards.extend(NamedBoard(uri) for uri in uris_in(part))
+    check_distinct([each.uri for each in boards])
+    return tuple(boards)
+
+
+def with_files_read(text: str) -> str:
+    """Return what a user names with the boards of each file in its place; a text without a file as it is.
+
+    Raises:
+        InvalidInput: As `boards_named`.
+        BadFile: Likewise.
+        UnknownName: Likewise.
+    """
+    if text.startswith(_FILE) or f",{_FILE}" in text:
+        return ",".join(each.uri for each in boards_named(text))
+    return text
+
+
+def _boards_of(name: str) -> Sequence[NamedBoard]:
+    """Return the boards of a file, or of one of its groups, whose name stands behind the last colon."""
+    group = ""
+    # A file's own name may have a colon; where there is such a file, it is meant.
+    if ":" in name and not os.path.lexists(name):
+        name, _, group = name.rpartition(":")
+    if not name:
+        raise InvalidInput("@ stands before the name of a file of boards, as in @fleet.txt or @fleet.txt:kitchen")
+    groups = _groups_in(Path(name))
+    if group and group not in groups:
+        raise UnknownName(f"group of {name}:", group, filter(None, groups))
+    boards = [board for each, members in groups.items() if group in ("", each) for board in members]
+    if not boards:
+        raise BadFile(f"{name} names no board there; write the URI of one on each line, such as ssh://nano1")
+    return boards
+
+
+def _groups_in(path: Path) -> Mapping[str, Sequence[NamedBoard]]:
+    """Return the boards of a file by group; those above any group have the empty name."""
+    groups: dict[str, list[NamedBoard]] = {}
+    lines: dict[str, int] = {}
+    group = ""
+    for number, line in enumerate(_text_of(path).split("\n"), 1):
+        words = _COMMENT.sub("", line).strip()
+        try:
+            if words.startswith("["):
+                group = _group_name(words)
+                groups.setdefault(group, [])
+            elif words:
+                _check_line(words, lines)
+                lines[words] = number
+                groups.setdefault(group, []).append(NamedBoard(words, group))
+        except PolythrottleError as error:
+            raise BadFile(f"{path}, line {number}: {error}") from error
+    return groups
+
+
+def _text_of(path: Path) -> str:
+    data = read_plain(path, _FILE_MOST_BYTES)
+    try:
+        return data.decode("utf-8-sig")  # editors on Windows begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise BadFile(f"{path}, line {number}: not text in UTF-8") from error
+
+
+def _group_name(words: str) -> str:
+    match = _GROUP.fullmatch(words)
+    if match is None:
+        raise InvalidInput(f"{shortened(words)} is no group; write its name in brackets, such as [kitchen]")
+    return match[1]
+
+
+def _check_line(words: str, lines: Mapping[str, int]) -> None:
+    """Refuse a line that is not the URI of one board, or of one that another line names."""
+    if words in lines:
+        raise InvalidInput(f"{shortened(words)} stands in line {lines[words]} already")
+    if len(lines) == _BOARDS_MOST:
+        raise InvalidInput(f"more than {_BOARDS_MOST:,} boards are too many for one file")
+    if words.split() != [words] or len(_NEXT.split(words)) > 1:
+        raise InvalidInput(f"{shortened(words)} is more than one URI; write each on a line of its own")
+    if words.partition(":")[0].partition("?")[0] not in SCHEMES or not words.isprintable():
+        raise InvalidInput(f"{shortened(words)} is no board's URI; write for example ssh://nano1")
+    # A meter may be a program, which would run because a file names it.
+    if _apart(words)[1]:
+        raise InvalidInput(f"{shortened(words)} has a meter; name a board with a meter on the command line")
+    check_uri(words)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,9 @@ def apply(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", "-d", metavar="URI[,URI]", help="Where; the profile's own device by default."),
+        typer.Option(
+            "--device", "-d", metavar="URI[,URI]", help="Where, or @FILE of boards; the profile's own by default."
+        ),
     ] = None,
     canary: Annotated[
         str | None,
@@ -103,6 +105,8 @@ def apply(
     holds the device, it is asked to follow the profile, and does both.
     """
     devices = _several(device)
+    if len(devices) == 1:
+        device = devices[0]
     if confirm:
         if profile is not None or confirm_within is not None or lasting is not None or keep or canary is not None:
             raise InvalidInput("--confirm goes alone or with --device: it lets stand what was applied before")
@@ -157,11 +161,11 @@ def _await_confirmation(applied: "Applied", as_json: bool) -> None:
 
 def _several(device: str | None) -> tuple[str, ...]:
     """Return the devices that an option names; of a name on record, which is no URI, that name."""
-    from polythrottle.backends.device_uri import uris_in
+    from polythrottle.backends.device_uri import boards_named
 
     if device is None:
         return ()
-    return uris_in(device)
+    return tuple(board.uri for board in boards_named(device))
 
 
 def _apply_to_all(
@@ -194,7 +198,7 @@ def _apply_to_all(
 def restore(
     device: Annotated[
         str | None,
-        typer.Option("--device", "-d", metavar="URI[,URI]", help="Only these, by URI or name on record."),
+        typer.Option("--device", "-d", metavar="URI[,URI]", help="Only these, by URI, name on record or @FILE."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="End a living holder's hold, and undo what others changed since.")
@@ -208,9 +212,12 @@ def restore(
     """
     from polythrottle.api import deployment
 
-    if len(devices := _several(device)) > 1:
+    devices = _several(device)
+    if len(devices) > 1:
         restore_several(devices, force, as_json)
         return
+    if devices:
+        device = devices[0]
     found = deployment.restore(device, force=force, daemon=not no_daemon, told=_warn)
     document: dict[str, Any] = {}
     if found.released is not None:

@@ -30,7 +30,9 @@ _LONGEST_S = 86_400.0
 
 
 def boards(
-    uris: Annotated[list[str], typer.Argument(metavar="URI", help="The boards, such as ssh://nano1,ssh://nano2.")],
+    uris: Annotated[
+        list[str], typer.Argument(metavar="URI", help="The boards, such as ssh://nano1,ssh://nano2, or @FILE.")
+    ],
     watch: Annotated[
         float | None, typer.Option("--watch", metavar="S", help="Look again every S seconds, until Ctrl-C.")
     ] = None,
@@ -70,9 +72,9 @@ def boards(
 
 
 def _named(texts: Sequence[str]) -> tuple[str, ...]:
-    from polythrottle.backends.device_uri import uris_in
+    from polythrottle.backends.device_uri import boards_named
 
-    return tuple(uri for text in texts for uri in uris_in(text))
+    return tuple(board.uri for text in texts for board in boards_named(text))
 
 
 def _print_states(states: "Sequence[BoardState]", as_json: bool, prometheus: bool, *, again: bool) -> bool:

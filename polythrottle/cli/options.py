@@ -262,7 +262,7 @@ class SetupOptions(OptionGroup):
             "--device",
             "-d",
             metavar="URI",
-            help="jetson, nvml:0, cpu, sim:<board>, replay:<table>, or auto; tune takes several, with commas between.",
+            help="jetson, nvml:0, cpu, sim:<board>, replay:<table>, or auto; tune takes several (A,B or @FILE).",
         ),
     ] = "auto"
     workload: Annotated[

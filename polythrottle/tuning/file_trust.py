@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polythrottle.backends import check_named
-from polythrottle.backends.device_uri import uris_in
+from polythrottle.backends.device_uri import uris_in, with_files_read
 from polythrottle.backends.meters import meter_apart, unmetered
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
@@ -68,7 +68,7 @@ def checked_plan(journal: Path, plan: StudyPlan, device: str | None, out: Path |
     if device is None:
         check_device(journal, plan.setup.device)
     else:
-        plan = replace(plan, setup=replace(plan.setup, device=device))
+        plan = replace(plan, setup=replace(plan.setup, device=with_files_read(device)))
     if out is not None:
         return replace(plan, out=out)
     near = plan.out is None or is_own(plan.out) or plan.out.resolve().parent == journal.resolve().parent

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polythrottle.backends import open_device
+from polythrottle.backends.device_uri import with_files_read
 from polythrottle.backends.meters import metered, unmetered
 from polythrottle.backends.served_devices import roots_of
 from polythrottle.catalog import names
@@ -191,6 +192,9 @@ class Setup:
         made = setup or cls(str(device) if given.device is None else "", None if workload is None else str(workload))
         if given.device is not None:
             made = replace(made, device=given.device.uri)
+        else:
+            # Once, and here: a journal then names the boards, and not a file that somebody may change.
+            made = replace(made, device=with_files_read(made.device))
         if given.workload is not None:
             made = replace(made, workload=name_of(given.workload))
         if given != GivenObjects():
