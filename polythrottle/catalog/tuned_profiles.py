@@ -4,6 +4,7 @@ import contextlib
 import glob
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
 from polythrottle.domain.units import is_finite, to_file, to_si
 from polythrottle.storage.atomic_file import check_folder, replace_file
+from polythrottle.storage.identity import disagreement, identity_by_name
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import bounded, parse_toml, read_plain, said
 
@@ -168,6 +170,8 @@ TUNED = "profiles/tuned"
 _DIGESTS = ("", "-" + "[0-9a-f]" * 8)
 """How a name may end: that of a model, table or board that is a file tells it from others of its name."""
 _MOST_BYTES = 1_000_000
+_NEWEST = 256
+"""So many profiles are looked at when one is sought for a kind of hardware."""
 _FIRST = "# Tuned by polythrottle."
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "std")
 
@@ -303,6 +307,46 @@ def named_profiles(name: str) -> tuple[Path, ...]:
     # The name decides where a copy or a checkout gave several files one time.
     newest = sorted(mine, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)
     return (*newest, *(path for pattern in patterns for path in sorted(shipped.glob(pattern))))
+
+
+def newest_for(identity: Mapping[str, str]) -> tuple[str, Profile] | None:
+    """Return the newest tuned profile for a kind of hardware and firmware, with its name; None if there is none.
+
+    Those of the state folder and of ``profiles/tuned`` in the working folder come before those of the catalogue. What
+    cannot be read is passed over.
+
+    Args:
+        identity: Of the kind.
+    """
+    *own, shipped = _folders()
+    mine = [(path, folder) for folder in own for path in folder.glob("*/*.toml")]
+    newest = sorted(mine, key=lambda each: (_written_ns(each[0]), str(each[0])), reverse=True)[:_NEWEST]
+    for path, folder in (*newest, *((path, shipped) for path in sorted(shipped.glob("*/*.toml")))):
+        profile = _read_once(path, _written_ns(path))
+        if profile is not None and _is_for(profile, identity):
+            return path.relative_to(folder).as_posix().removesuffix(".toml"), profile
+    return None
+
+
+def _is_for(profile: Profile, identity: Mapping[str, str]) -> bool:
+    # A simulated board has no hardware to be known by: its URI is its identity.
+    return disagreement(profile.identity or identity_by_name(profile.device), identity) is None
+
+
+@lru_cache(maxsize=_NEWEST)
+def _read_once(path: Path, written_ns: int) -> Profile | None:
+    """Return a profile, read again when it was written again; None if it is none."""
+    try:
+        return read_profile(path)
+    except BadFile:
+        return None
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # gone since it was listed
+        return 0
 
 
 def named_patterns(name: str) -> list[str]:

@@ -1,10 +1,13 @@
 """`polythrottle boards`, and `apply`, `apply --confirm` and `restore` of several boards: each one line, or why not."""
 
+import contextlib
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -14,13 +17,15 @@ from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
     from polythrottle.actuation.restore import Standing
     from polythrottle.api.boards import BoardOutcome, Rollout
     from polythrottle.api.deployment import Restored
     from polythrottle.backends.device_uri import Answer
-    from polythrottle.inspect.examination import BoardState, Kind
+    from polythrottle.daemon.web import Tcp
+    from polythrottle.inspect.examination import BoardState, BoardWatch, Kind
     from polythrottle.tuning.canary import CanaryTest
 
 # `polythrottle boards`: lists, groups and watches.
@@ -39,6 +44,17 @@ def boards(
     within: Annotated[
         float, typer.Option("--within", metavar="S", help="Give a board up that has not answered after S seconds.")
     ] = 30.0,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            "--serve", metavar="HOST:PORT", help="Serve a page and figures there, such as 127.0.0.1:8090, until Ctrl-C."
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that readers must show.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM.")] = None,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print figures in Prometheus's text format.")
     ] = False,
@@ -47,70 +63,90 @@ def boards(
     """List boards by kind, with what each draws and what stands applied; all are asked at once, nothing is written.
 
     Boards of one kind have the same hardware, firmware and knobs: a profile of one is for all of them. Exit code 6 if
-    one cannot be reached.
+    one cannot be reached. --serve answers with a page, /boards.json and /metrics, to other machines only with TLS and a
+    token.
     """
+    from polythrottle.backends.device_uri import boards_named
     from polythrottle.inspect.examination import BoardWatch
 
-    if as_json and prometheus:
-        raise InvalidInput("--json and --prometheus exclude each other; leave one out")
+    if as_json + prometheus + (serve is not None) > 1:
+        raise InvalidInput("--json, --prometheus and --serve exclude each other; keep one")
+    if serve is None and (token_file or tls_cert or tls_key):
+        raise InvalidInput("--token-file, --tls-cert and --tls-key go with --serve")
     if watch is not None and not _LEAST_S <= watch <= _LONGEST_S:
         raise InvalidInput(f"--watch {watch:g} is no number of seconds from 1 to {_LONGEST_S:,.0f}")
-    looks = BoardWatch(_named(uris), within)
-    try:
-        states = looks.look()
-        heard = _print_states(states, as_json, prometheus, again=False)
-        clock = SystemClock()
-        while watch is not None and heard:
-            clock.sleep(watch)
-            states = looks.look()
-            heard = _print_states(states, as_json, prometheus, again=True)
-    finally:
-        looks.close()
+    named = [board for text in uris for board in boards_named(text)]
+    groups = {board.uri: board.group for board in named}
+    looks = BoardWatch([board.uri for board in named], within)
+    with contextlib.closing(looks):
+        if serve is not None:
+            _serve(looks, groups, _door(serve, tls_cert, tls_key, token_file), watch or _SERVED_EVERY_S)
+        states = _watched(looks, groups, watch, as_json, prometheus)
     # By the last look: while one watches, a board may go and come back.
     if any(state.failure for state in states):
         raise typer.Exit(DeviceError.exit_code)
 
 
-def _named(texts: Sequence[str]) -> tuple[str, ...]:
-    from polythrottle.backends.device_uri import boards_named
+def _watched(
+    looks: "BoardWatch", groups: Mapping[str, str], watch: float | None, as_json: bool, prometheus: bool
+) -> "Sequence[BoardState]":
+    """Print one look, or looks until nobody reads them; return the last."""
+    states = looks.look()
+    heard = _print_states((states, groups), as_json, prometheus, again=False)
+    clock = SystemClock()
+    while watch is not None and heard:
+        clock.sleep(watch)
+        states = looks.look()
+        heard = _print_states((states, groups), as_json, prometheus, again=True)
+    return states
 
-    return tuple(board.uri for text in texts for board in boards_named(text))
+
+_Shown = tuple["Sequence[BoardState]", Mapping[str, str]]
+"""What the boards show, and the group of each by its URI."""
 
 
-def _print_states(states: "Sequence[BoardState]", as_json: bool, prometheus: bool, *, again: bool) -> bool:
+def _print_states(shown: _Shown, as_json: bool, prometheus: bool, *, again: bool) -> bool:
     """Print a look, over the one before where a terminal shows it; return whether somebody reads it."""
     from polythrottle.cli.render.console import narrow_console
 
     if again and not as_json and not prometheus and sys.stdout.isatty():
         narrow_console().clear()
-    heard = answer(states, as_json, _print_figures if prometheus else _print_table, _document)
+    heard = answer(shown, as_json, _print_figures if prometheus else _print_table, _document)
     # Whoever reads through a pipe waits for this look, and not until a buffer is full.
     sys.stdout.flush()
     return heard
 
 
-def _document(states: "Sequence[BoardState]") -> dict[str, Any]:
+def _document(shown: _Shown) -> dict[str, Any]:
     from polythrottle.inspect.examination import by_kind
 
+    states, groups = shown
+    kinds = by_kind(states)
+    profiles = {kind: _newest(kind) for kind in kinds}
+    workloads = {uri: profiles[kind]["workload"] for kind in kinds if profiles[kind] for uri in _uris(kinds[kind])}
     return {
         "kinds": [
             {
                 "title": kind.title,
                 "identity": dict(kind.identity),
+                "releases": list(_releases(kind)),
                 "knobs": list(kind.knobs),
                 "space": kind.space,
-                "boards": [state.uri for state in members],
+                "profile": profiles[kind] or None,
+                "boards": _uris(members),
             }
-            for kind, members in by_kind(states).items()
+            for kind, members in kinds.items()
         ],
         "boards": [
             {
                 "uri": state.uri,
+                "group": groups[state.uri] or None,
                 "power_w": state.power_w,
                 "energy_kind": optional(str, state.energy_kind),
                 "temperature_c": state.temperature_c,
                 "throttled": state.throttled,
                 "stands": list(state.stands),
+                "profile_stands": optional(state.holds, workloads.get(state.uri)),
                 "failure": state.failure or None,
             }
             for state in states
@@ -118,23 +154,44 @@ def _document(states: "Sequence[BoardState]") -> dict[str, Any]:
     }
 
 
-def _print_table(states: "Sequence[BoardState]") -> None:
+def _uris(members: "Sequence[BoardState]") -> list[str]:
+    return [state.uri for state in members]
+
+
+def _newest(kind: "Kind") -> dict[str, Any]:
+    """Return what is to be said of the newest tuned profile for a kind; empty if there is none."""
+    from polythrottle.catalog.tuned_profiles import newest_for
+
+    pair = newest_for(dict(kind.identity))
+    if pair is None:
+        return {}
+    name, profile = pair
+    return {
+        "name": name,
+        "device": profile.device,
+        "workload": profile.workload,
+        "slo": list(profile.slo),
+        "saving": profile.saving_fraction,
+        "energy_kind": str(profile.measurement.energy_kind),
+    }
+
+
+def _print_table(shown: _Shown) -> None:
     from rich.text import Text
 
     from polythrottle.cli.render.console import Unpadded, narrow_console
-    from polythrottle.domain.units import show
     from polythrottle.inspect.examination import by_kind
 
+    states, groups = shown
     console = narrow_console()
     kinds = by_kind(states)
     for kind, members in kinds.items():
         console.print(Unpadded(Text.assemble((kind.title, "bold"), "  ", _told(kind, len(members)))))
-        table = grid("", ("board", "power", "temperature", "throttled"), 1, after=2, folded=(0,))
-        for state in members:
-            power = optional(lambda value: show(value, "W"), state.power_w) or "?"
-            degrees = optional("{:.1f} °C".format, state.temperature_c) or "?"
-            table.add_row(Text(state.uri), power, degrees, "yes" if state.throttled else "no")
-        console.print(Unpadded(table))
+        console.print(Unpadded(_table(members, groups)))
+        if profile := _newest(kind):
+            count = sum(state.holds(profile["workload"]) for state in members)
+            line = f"{profile['name']}; one for its workload stands on {count} of {several(len(members), 'board')}"
+            console.print(Unpadded(Text.assemble(("newest profile ", "dim"), line)))
         for state in members:
             for line in state.stands:
                 console.print(Unpadded(Text(f"  {state.uri}: {line}", "yellow")))
@@ -146,6 +203,24 @@ def _print_table(states: "Sequence[BoardState]") -> None:
     console.print(f"{reached} of {several(len(states), 'board')}, {several(len(kinds), 'kind')}", style="dim")
 
 
+def _table(members: "Sequence[BoardState]", groups: Mapping[str, str]) -> "Table":
+    """Return the boards of a kind, those of a group together; groups have a column where there are any."""
+    from rich.text import Text
+
+    from polythrottle.domain.units import show
+
+    grouped = any(groups[state.uri] for state in members)
+    names = ["board", *["group"] * grouped]
+    table = grid("", [*names, "power", "temperature", "throttled"], len(names), after=2, folded=range(len(names)))
+    order = list(dict.fromkeys(groups[state.uri] for state in members))
+    for state in sorted(members, key=lambda each: order.index(groups[each.uri])):
+        power = optional(lambda value: show(value, "W"), state.power_w) or "?"
+        degrees = optional("{:.1f} °C".format, state.temperature_c) or "?"
+        group = [Text(groups[state.uri])] * grouped
+        table.add_row(Text(state.uri), *group, power, degrees, "yes" if state.throttled else "no")
+    return table
+
+
 def _line(uri: str, words: str) -> "Text":
     """Return a board's line; it is named once, also where its own words begin with it."""
     from rich.text import Text
@@ -155,54 +230,107 @@ def _line(uri: str, words: str) -> "Text":
 
 
 def _told(kind: "Kind", count: int) -> str:
-    known = dict(kind.identity)
-    release = "".join(f"{name} {known[key]}, " for key, name in _RELEASES.items() if key in known)
-    return f"{release}{several(count, 'board')}, {several(len(kind.knobs), 'knob')} ({kind.space})"
+    return ", ".join([*_releases(kind), several(count, "board"), f"{several(len(kind.knobs), 'knob')} ({kind.space})"])
 
 
 _RELEASES = {"jetpack": "JetPack", "l4t": "L4T", "driver": "driver"}
 
 
-def _print_figures(states: "Sequence[BoardState]") -> None:
-    """Print what Prometheus reads (https://prometheus.io/docs/instrumenting/exposition_formats/), all as gauges."""
-    reached = [state for state in states if not state.failure]
-    power = [(_labels(board=each.uri, energy_kind=str(each.energy_kind)), each.power_w) for each in reached]
-    _print_gauge(
-        "up", "Whether the board could be reached.", [(_labels(board=each.uri), not each.failure) for each in states]
-    )
-    _print_gauge("power_watts", "Mean power since the last look.", power)
-    _print_gauge(
-        "temperature_celsius",
-        "Its hottest sensor.",
-        [(_labels(board=each.uri), each.temperature_c) for each in reached],
-    )
-    _print_gauge(
-        "throttled",
-        "Whether heat or current slows it.",
-        [(_labels(board=each.uri), each.throttled) for each in reached],
-    )
-    _print_gauge(
-        "changed",
-        "How many devices stand changed on it.",
-        [(_labels(board=each.uri), len(each.stands)) for each in reached],
-    )
+def _releases(kind: "Kind") -> Iterator[str]:
+    known = dict(kind.identity)
+    return (f"{name} {known[key]}" for key, name in _RELEASES.items() if key in known)
 
 
-def _print_gauge(name: str, told: str, values: Iterable[tuple[str, float | None]]) -> None:
-    typer.echo(f"# HELP polythrottle_board_{name} {told}")
-    typer.echo(f"# TYPE polythrottle_board_{name} gauge")
+def _print_figures(shown: _Shown) -> None:
+    """Print what Prometheus reads."""
+    typer.echo(_figures(shown), nl=False)
+
+
+def _figures(shown: _Shown) -> str:
+    """Return what Prometheus reads (https://prometheus.io/docs/instrumenting/exposition_formats/), all as gauges."""
+    states, groups = shown
+    reached = [state for state in states if not state.failure and state.kind is not None]
+    known = [state for state in states if state.failure or state.kind is not None]
+
+    def labels(state: "BoardState", **others: str) -> str:
+        group = groups[state.uri]
+        named = {"board": state.uri, **({"group": group} if group else {}), **others}
+        return ",".join(f'{name}="{_escaped(text)}"' for name, text in named.items())
+
+    gauges: list[tuple[str, str, list[tuple[str, float | None]]]] = [
+        ("up", "Whether the board could be reached.", [(labels(each), not each.failure) for each in known]),
+        (
+            "power_watts",
+            "Mean power since the last look.",
+            [(labels(each, energy_kind=str(each.energy_kind)), each.power_w) for each in reached],
+        ),
+        ("temperature_celsius", "Its hottest sensor.", [(labels(each), each.temperature_c) for each in reached]),
+        ("throttled", "Whether heat or current slows it.", [(labels(each), each.throttled) for each in reached]),
+        ("changed", "How many devices stand changed on it.", [(labels(each), len(each.stands)) for each in reached]),
+    ]
+    return "".join(line for gauge in gauges for line in _gauge(*gauge))
+
+
+def _gauge(name: str, about: str, values: Iterable[tuple[str, float | None]]) -> Iterator[str]:
+    yield f"# HELP polythrottle_board_{name} {about}\n"
+    yield f"# TYPE polythrottle_board_{name} gauge\n"
     for labels, value in values:
         # What is not known is left out: Prometheus would take a zero for a figure.
         if value is not None and math.isfinite(value):
-            typer.echo(f"polythrottle_board_{name}{{{labels}}} {float(value):.6g}")
-
-
-def _labels(**labels: str) -> str:
-    return ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            yield f"polythrottle_board_{name}{{{labels}}} {float(value):.6g}\n"
 
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# `polythrottle boards --serve`: one watcher, whose last look everybody reads.
+
+_SERVED_EVERY_S = 5.0
+_PUBLISHED_EVERY_S = 1.0
+"""So often what has come of a look is published while boards still owe their answers."""
+
+
+def _door(text: str, certificate: Path | None, key: Path | None, token_file: Path | None) -> "Tcp":
+    """Return where the page is served; a port alone is one of this machine."""
+    from polythrottle.daemon.web import Tcp
+
+    if text.isascii() and text.isdecimal():
+        text = f"127.0.0.1:{text}"
+    return Tcp.parse(text, certificate, key, token_file, option="--serve", for_all=True)
+
+
+def _serve(looks: "BoardWatch", groups: Mapping[str, str], tcp: "Tcp", every_s: float) -> NoReturn:
+    """Look again and again until Ctrl-C, and answer with what was seen last."""
+    from polythrottle.daemon.web.boards_page import BoardsServer, Look
+    from polythrottle.inspect.examination import BoardState
+
+    clock = SystemClock()
+    states = {uri: BoardState(uri) for uri in groups}
+    published_s = clock.now()
+
+    with BoardsServer(tcp) as server:
+
+        def publish() -> None:
+            nonlocal published_s
+            published_s = clock.now()
+            shown = (tuple(states.values()), groups)
+            server.publish(Look(_document(shown), _figures(shown), f"{datetime.now():%H:%M:%S}", every_s))
+
+        def heard(state: BoardState) -> None:
+            states[state.uri] = state
+            # One board that hangs keeps nobody from what the others show.
+            if clock.now() - published_s >= _PUBLISHED_EVERY_S:
+                publish()
+
+        publish()
+        where = tcp.address(server.port, token=sys.stderr.isatty())
+        complain(f"{where} shows {several(len(groups), 'board')}, looked at every {every_s:g} s; Ctrl-C ends it")
+        while True:
+            began_s = clock.now()
+            looks.look(heard)
+            publish()
+            clock.sleep(max(0.0, every_s - (clock.now() - began_s)))
 
 
 # `polythrottle apply`, `apply --confirm` and `restore` of several boards.

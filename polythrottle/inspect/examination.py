@@ -341,6 +341,11 @@ class BoardState:
     stands: tuple[str, ...] = ()
     failure: str = ""
 
+    def holds(self, workload: str) -> bool:
+        """Return whether a profile for a workload stands on it, as far as its record names what was applied."""
+        words = " ".join(f"profile {workload} stands".split())
+        return any(words in " ".join(line.split()) for line in self.stands)
+
 
 def by_kind(states: Iterable[BoardState]) -> Mapping[Kind, tuple[BoardState, ...]]:
     """Return the boards that could be reached, those of one kind together, in the order in which they came."""

@@ -121,6 +121,8 @@ class Tcp:
         key: In PEM.
         token_file: Holds what a client must know, on one line; nobody else may read it.
         names: Further names a client may call this machine by.
+        option: By which the user has named it.
+        for_all: Whether every user of this machine may look, so that neither TLS nor a token is needed on loopback.
 
     Raises:
         InvalidInput: If there is no port, half of what TLS needs, or too little protection for where it listens.
@@ -132,20 +134,31 @@ class Tcp:
     key: Path | None = None
     token_file: Path | None = None
     names: tuple[str, ...] = ()
+    option: str = "--tcp"
+    for_all: bool = False
 
     def __post_init__(self) -> None:
         if not self.host or not 0 <= self.port < 65536:
-            raise InvalidInput(f"--tcp takes HOST:PORT such as 127.0.0.1:8080, not {self.host}:{self.port}")
+            raise InvalidInput(f"{self.option} takes HOST:PORT such as 127.0.0.1:8080, not {self.host}:{self.port}")
         if (self.certificate is None) != (self.key is None):
             raise InvalidInput("TLS needs both --tls-cert and --tls-key")
-        if self.certificate is None and self.token_file is None:
-            raise InvalidInput("--tcp needs TLS (--tls-cert and --tls-key) or --token-file: it would be open to all")
+        if self.certificate is None and self.token_file is None and not self.for_all:
+            raise InvalidInput(
+                f"{self.option} needs TLS (--tls-cert and --tls-key) or --token-file: it would be open to all"
+            )
         if not is_loopback(self.host) and (self.certificate is None or self.token_file is None):
             raise InvalidInput(f"{self.host} can be reached from elsewhere: it needs both TLS and --token-file")
 
     @classmethod
     def parse(
-        cls, text: str, certificate: Path | None = None, key: Path | None = None, token_file: Path | None = None
+        cls,
+        text: str,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        token_file: Path | None = None,
+        *,
+        option: str = "--tcp",
+        for_all: bool = False,
     ) -> "Tcp":
         """Return what ``HOST:PORT`` means; an IPv6 address stands in brackets.
 
@@ -156,11 +169,11 @@ class Tcp:
         if port.isdecimal() and port.isascii() and len(port) < 6:
             number = int(port)
         else:
-            raise InvalidInput(f"--tcp takes HOST:PORT such as 127.0.0.1:8080, not {text[:60]!r}")
+            raise InvalidInput(f"{option} takes HOST:PORT such as 127.0.0.1:8080, not {text[:60]!r}")
         bare = host.removeprefix("[").removesuffix("]")
         if ":" in bare and bare == host:
-            raise InvalidInput(f"--tcp {text}: an IPv6 address stands in brackets, such as [::1]:8080")
-        return cls(bare, number, certificate, key, token_file)
+            raise InvalidInput(f"{option} {text}: an IPv6 address stands in brackets, such as [::1]:8080")
+        return cls(bare, number, certificate, key, token_file, option=option, for_all=for_all)
 
     def address(self, port: int, token: bool = False) -> str:
         """Return the address of the page for a browser.
@@ -369,7 +382,7 @@ class Gate:
         if match is not None:
             name = match["bracketed"] or match["name"]
         if name not in self._names and not _is_address(name):
-            raise Refusal(421, InvalidInput, f"this daemon is not called {host[:60]!r}; ask it by its address")
+            raise Refusal(421, InvalidInput, f"this machine is not called {host[:60]!r}; ask it by its address")
 
     def _shown(self, headers: Mapping[str, str]) -> Role:
         if self._token is None:
@@ -397,7 +410,7 @@ def _check_role(role: Role, method: str) -> None:
     if role is Role.NOTHING:
         raise Refusal(403, PermissionDenied, "this user is in no group the daemon lets in; ask who runs it")
     if role is Role.READ and method not in _LOOKS:
-        raise Refusal(403, PermissionDenied, "you may look but change nothing; ask who runs the daemon")
+        raise Refusal(403, PermissionDenied, "you may look but change nothing; ask who runs it")
 
 
 def _is_address(name: str) -> bool:

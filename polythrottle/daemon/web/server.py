@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import h11
+from starlette.types import ASGIApp
 from typing_extensions import Self
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -94,7 +95,7 @@ def tcp_socket(tcp: Tcp) -> socket.socket:
     try:
         found = socket.getaddrinfo(tcp.host, tcp.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise InvalidInput(f"--tcp {tcp.host}: {error}") from error
+        raise InvalidInput(f"{tcp.option} {tcp.host}: {error}") from error
     family, kind, protocol, _, address = found[0]
     listening = socket.socket(family, kind, protocol)
     try:
@@ -105,7 +106,7 @@ def tcp_socket(tcp: Tcp) -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise InvalidInput(f"--tcp {tcp.host}:{tcp.port} cannot be listened on: {error.strerror}") from error
+        raise InvalidInput(f"{tcp.option} {tcp.host}:{tcp.port} cannot be listened on: {error.strerror}") from error
     return listening
 
 
@@ -130,6 +131,9 @@ STRANGER_S = 2.0
 STALLED_S = 10.0
 IDLE_S = 30
 """How long a request may take to arrive, a stranger's, how long an answer may wait to be taken, a line lie idle."""
+
+_GRACE_S = 1.0
+"""How long answers under way may take yet when the server ends."""
 
 LOG = "polythrottle.daemon.web"
 """Where a fault of the daemon's own is told of."""
@@ -156,6 +160,37 @@ class House:
     state: ServerState = field(default_factory=ServerState)
     strangers: int = 0
     over_tcp: int = 0
+
+    @classmethod
+    def of(cls, app: ASGIApp, door: AccessControl) -> Self:
+        """Return what the connections to an application share."""
+        # uvicorn warns of each request that is none: its sender is told, and could fill the log else
+        logging.getLogger(LOG).setLevel(logging.ERROR)
+        config = Config(
+            app,
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            access_log=False,
+            timeout_keep_alive=IDLE_S,
+            h11_max_incomplete_event_size=HEAD_BYTES_MOST,
+        )
+        return cls(config, door)
+
+    async def emptied(self) -> None:
+        """Let answers under way end, and close all connections."""
+        for connection in list(self.state.connections):
+            connection.shutdown()
+        if tasks := list(self.state.tasks):
+            await asyncio.wait(tasks, timeout=_GRACE_S)
+        for connection in list(self.state.connections):
+            connection.transport.abort()
+        rest = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.sleep(0)  # so that closed transports let go of their sockets
 
     def unix(self) -> "Connection":
         """Return what handles the next connection of the Unix socket."""
@@ -286,7 +321,7 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
     def _turn_away(self, transport: asyncio.Transport) -> None:
-        body = _body("DeviceError", "too many are connected to the daemon; ask again later")
+        body = _body("DeviceError", "too many are connected; ask again later")
         transport.write(_FULL % (len(body), body))
         transport.close()
 
@@ -298,7 +333,6 @@ def _body(kind: str, words: str) -> bytes:
 
 # The thread that serves the API: its sockets, its event loop, and the end of both.
 
-_GRACE_S = 1.0
 _SHAKE_S = 5.0
 _SHAKES_MOST = 16
 """How long a client over TLS may take to shake hands, and how many may at once; others wait in the backlog."""
@@ -364,19 +398,8 @@ class ApiServer:
         self.close()
 
     def _furnished(self, api: Api, options: WebOptions) -> House:
-        # uvicorn warns of each request that is none: its sender is told, and could fill the log else
-        logging.getLogger(LOG).setLevel(logging.ERROR)
-        config = Config(
-            build_app(api, self._services(options)),
-            log_config=None,
-            lifespan="off",
-            ws="none",
-            proxy_headers=False,
-            access_log=False,
-            timeout_keep_alive=IDLE_S,
-            h11_max_incomplete_event_size=HEAD_BYTES_MOST,
-        )
-        return House(config, AccessControl.of(options.readers, options.writers))
+        app = build_app(api, self._services(options))
+        return House.of(app, AccessControl.of(options.readers, options.writers))
 
     def _services(self, options: WebOptions) -> Mapping[str, Api] | None:
         """Return the API of each of several services; None where there is one alone."""
@@ -437,17 +460,7 @@ class ApiServer:
         for shelf in self._shelves:
             shelf.close()
             shelf.desk.close()  # the loop has ended: whoever waits for it is told so, and not cut off
-        for connection in list(self._house.state.connections):
-            connection.shutdown()
-        if tasks := list(self._house.state.tasks):
-            await asyncio.wait(tasks, timeout=_GRACE_S)
-        for connection in list(self._house.state.connections):
-            connection.transport.abort()
-        rest = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        await asyncio.sleep(0)  # so that closed transports let go of their sockets
+        await self._house.emptied()
 
     def _let_go(self) -> None:
         for shelf in self._shelves:

@@ -1,4 +1,7 @@
-"""The page the daemon serves: one document with its style and script inside, which asks nobody but the daemon."""
+"""The pages the daemon serves, and that of many boards: each a document with its style and script inside.
+
+Each asks nobody but where it came from.
+"""
 
 import base64
 import hashlib
@@ -8,6 +11,9 @@ from functools import cache
 from importlib.resources import files
 
 _SCRIPTS = ("words.js", "charts.js", "feed.js", "page.js")
+_STYLES = ("page.css",)
+BOARDS_HERE = b"<!--boards-->"
+"""Where the boards go in their page."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +36,19 @@ def load_node() -> Page:
     return _joined("node.html", ("node.js",))
 
 
-def _joined(document: str, scripts: Sequence[str]) -> Page:
+@cache
+def load_boards() -> Page:
+    """Return the page of many boards, without them."""
+    return _joined("boards.html", ("boards.js",), (*_STYLES, "boards.css"))
+
+
+def _joined(document: str, scripts: Sequence[str], styles: Sequence[str] = _STYLES) -> Page:
     """Return a page, put together from its parts.
 
     Its policy lets the browser run this script and this style alone, named by their hashes, and connect to nothing but
     where the page came from (https://www.w3.org/TR/CSP3/).
     """
-    style = _part("page.css")
+    style = "".join(map(_part, styles))
     script = "\n(() => {\n'use strict';\n" + "".join(map(_part, scripts)) + "})();\n"
     html = _part(document).replace("<style></style>", f"<style>{style}</style>")
     body = html.replace("<script></script>", f"<script>{script}</script>").encode()
