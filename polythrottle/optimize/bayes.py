@@ -235,6 +235,15 @@ class ConstrainedBayes:
             return math.inf  # the next suggestion says so
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
 
+    def most_left(self, study: Study, answer: Trial) -> float:
+        """Return which share of an answer's objective another point may save at most; NaN if unknown or a front."""
+        if study.problem.objective is Objective.PARETO or not study.judgeable:
+            return math.nan
+        with _quiet():
+            from polythrottle.optimize.acquisition_value import most_left  # loads torch
+
+            return most_left(study, answer, self._options)
+
     def dares(self, study: Study) -> Daring:
         """Return what of what is left is beyond every cap on risk."""
         rows = untried_rows(study)

@@ -93,6 +93,12 @@ class WarmStart:
             return math.inf
         return self._method.saving_left(study)
 
+    def most_left(self, study: Study, answer: Trial) -> float:
+        """Return what the method says; NaN if it says nothing."""
+        if not hasattr(self._method, "most_left"):
+            return math.nan
+        return float(self._method.most_left(study, answer))
+
     def dares(self, study: Study) -> Daring:
         """Return what the method says; nothing while a prior is to be tried."""
         if self._left(study) or not isinstance(self._method, Wary):

@@ -27,7 +27,7 @@ from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.board_offsets import BoardsView
 from polythrottle.tuning.open_board import OpenBoard, shared_window
-from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Outlook, Rule
+from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Outlook, Rule, with_most_left
 from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, tune
 
 _ANY = 10**9  # trials of one board: how many there are in all is decided here
@@ -164,8 +164,10 @@ class SharedStudy:
             uri, error = next(reversed(self._errors.items()))
             kind = TrialError if isinstance(error, TrialError) else DeviceError
             raise kind(f"no board is left; the last was {uri}: {error}")
-        answer = self._answer(self._view.on_all())
-        self._journal.finish(self._reason, None if answer is None else self._surest(answer))
+        whole = self._view.on_all()
+        answer = self._answer(whole)
+        words = with_most_left(self._reason, self._optimizer, whole, answer)
+        self._journal.finish(words, None if answer is None else self._surest(answer))
         if self._reason.startswith("given up"):
             raise TrialError(self._reason.partition(": ")[2])
 

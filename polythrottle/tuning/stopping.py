@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Forecaster, Optimizer, RiskBound, Wary
-from polythrottle.domain.study import ENOUGH, Daring, Study
+from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
 from polythrottle.domain.units import show, show_span
 
 WORTHLESS = 0.0003
@@ -137,6 +138,17 @@ class Rule:
         return f"{NOTHING_LEFT}: within {span} one more trial would save {_ratio(saved_j, cost_j)} of its cost"
 
 
+@runtime_checkable
+class Surveyor(Protocol):
+    """A search method that can say how much better than its answer some other point may be."""
+
+    def most_left(self, study: Study, answer: Trial) -> float:
+        """Return which share of the answer's objective another point may save at most; NaN if unknown.
+
+        At most, that is at nineteen of twenty ends of searches. Pure as a suggestion is.
+        """
+
+
 class Outlook:
     """What a search method expects one more trial to save, asked once for each length of a study, and to risk.
 
@@ -171,6 +183,28 @@ class Outlook:
         if self._bound is None:
             return ""
         return self._bound.held_back(study)
+
+
+def with_most_left(reason: str, optimizer: Optimizer, study: Study, answer: Trial | None) -> str:
+    """Return why a study ends, and how much may be left at most where its method can tell.
+
+    Args:
+        reason: In words.
+        optimizer: The method; see `Surveyor`.
+        study: At its end.
+        answer: Its answer, if it has one.
+    """
+    if answer is None or reason.startswith(ALL_TRIED) or not isinstance(optimizer, Surveyor):
+        return reason
+    share = optimizer.most_left(study, answer)
+    if math.isnan(share):
+        return reason
+    return f"{reason}; at most {said_at_most(share)} % is left to save"
+
+
+def said_at_most(share: float) -> int:
+    """Return a bound as it is said: in whole percent, rounded up, and 1 at least."""
+    return max(1, math.ceil(100.0 * share))
 
 
 def is_conclusive(reason: str | None) -> bool:

@@ -21,7 +21,7 @@ from polythrottle.metering.request_watch import CUT, RequestWatch
 from polythrottle.metering.validity import check_reference
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.plan import StudyPlan
-from polythrottle.tuning.stopping import ALL_TRIED, Budget, Outlook, Rule
+from polythrottle.tuning.stopping import ALL_TRIED, Budget, Outlook, Rule, with_most_left
 
 FAILURES_IN_A_ROW = 5
 ERRORS_USED = "error budget used"
@@ -201,7 +201,8 @@ def _finish(journal: Journal, optimizer: Optimizer, reason: str) -> None:
         chosen = optimizer.answer(journal.study)
     else:
         chosen = None
-    journal.finish(reason, None if chosen is None else chosen.number)
+    words = with_most_left(reason, optimizer, journal.study, chosen or journal.study.best)
+    journal.finish(words, None if chosen is None else chosen.number)
 
 
 def _next(optimizer: Optimizer, study: Study, device: Device) -> OperatingPoint:

@@ -20,7 +20,7 @@ from polythrottle.backends.replay import Table
 from polythrottle.domain.errors import Exhausted, InvalidInput, UnknownName
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.ports import Optimizer
-from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Daring, Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
@@ -178,6 +178,22 @@ def test_a_suggestion_is_a_function_of_the_study(method: str) -> None:
     optimizer.suggest(Study(study.problem, method, 9, study.trials[:4]))
     np.random.default_rng().random()
     assert optimizer.suggest(study) == first == make_optimizer(method).suggest(study)
+
+
+@pytest.mark.parametrize("visit", [physical, noisy(0.02)])
+def test_what_is_left_at_most_bounds_what_is_left(visit: Visit) -> None:
+    """At every length of a search, and a long one says less than a short one; a front has no one figure."""
+    said = []
+    for trials in (4, 8, 24):
+        made = searched(board(), ("p99<=30ms",), trials, visit)
+        assert made.best is not None
+        share = ConstrainedBayes().most_left(made, made.best)
+        assert 0.0 <= 1.0 - 1.0 / (1.0 + max(regret(made), 0.0)) <= share <= 1.0
+        assert ConstrainedBayes().most_left(made, made.best) == share
+        said.append(share)
+    assert said[0] > said[-1]
+    front = replace(made, problem=replace(made.problem, objective=Objective.PARETO))
+    assert math.isnan(ConstrainedBayes().most_left(front, made.trials[0]))
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import pytest
 from builders import Listed, study
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.study import Cost, Daring, Study
+from polythrottle.domain.study import Cost, Daring, Study, Trial
 from polythrottle.domain.units import show_span, span_s
-from polythrottle.tuning.stopping import Budget, Outlook, Rule, is_conclusive
+from polythrottle.tuning.stopping import Budget, Outlook, Rule, is_conclusive, with_most_left
 
 
 def costly(trials: int, *constraints: str, energy_j: float = 1.0) -> Study:
@@ -129,3 +129,25 @@ def test_spans_are_written_with_their_unit() -> None:
     for text in ("30", "d", "-1d", "0d", "1y", "1e9d", "", "9" * 500 + "d", "inf d"):
         with pytest.raises(InvalidInput, match="30d, 12h, 90m or 2w"):
             span_s(text)
+
+
+@pytest.mark.parametrize(
+    ("share", "reason", "ending"),
+    [
+        (0.0, "30 trials made", "30 trials made; at most 1 % is left to save"),
+        (0.0301, "nothing more to gain: x", "nothing more to gain: x; at most 4 % is left to save"),
+        (math.nan, "30 trials made", "30 trials made"),
+        (0.3, "all points tried: 12", "all points tried: 12"),
+    ],
+)
+def test_what_is_left_at_most_is_said_rounded_up(share: float, reason: str, ending: str) -> None:
+    """Where the method knows, and something is left to try; a grid does not know."""
+
+    class Surveying(Listed):
+        def most_left(self, study: Study, answer: Trial) -> float:
+            return share
+
+    whole = costly(3)
+    assert with_most_left(reason, Surveying(), whole, whole.best) == ending
+    assert with_most_left(reason, Surveying(), whole, None) == reason
+    assert with_most_left(reason, Listed(), whole, whole.best) == reason

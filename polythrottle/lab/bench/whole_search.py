@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.errors import TrialError
 from polythrottle.domain.measurement import Window
-from polythrottle.domain.ports import Forecaster, Optimizer
+from polythrottle.domain.ports import Optimizer
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.study import RECORDED_ITEMS, Study, Trial
 from polythrottle.lab.bench.contest import Rules, Task, run_by
@@ -22,7 +22,7 @@ from polythrottle.lab.bench.subjects import Source, Subject, subject
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.optimize import Options
 from polythrottle.storage.journal import Journal, ending
-from polythrottle.tuning.stopping import Budget, Rule
+from polythrottle.tuning.stopping import Budget, Rule, Surveyor, said_at_most
 from polythrottle.tuning.tuner import tune
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class WholeSearch:
         holds: Whether the answer truly holds the limit; False without one.
         saved: Share of the default point's energy that the answer saves; 0 without one.
         to_save: Share that the best point saves.
-        promised: Share of the answer's energy that one more trial was expected to save in the end; None if unknown.
+        promised: Share of the answer's energy that was said to be left to save at most; None if unknown.
         ended: Why it ended, in words.
         strayed: Infeasible trials once a point had been tried that truly holds: what a risk is meant to bound.
     """
@@ -178,14 +178,14 @@ def _items(trial: Trial) -> float:
 
 
 def _promised(optimizer: Optimizer, study: Study) -> float | None:
-    """Return the share of the answer's objective that one more trial was expected to save; None if nobody knows."""
+    """Return the share of the answer's objective that is left to save at most, as it is said; None if nobody knows."""
     best = study.best
-    if not isinstance(optimizer, Forecaster) or best is None or best.measurement is None:
+    if not isinstance(optimizer, Surveyor) or best is None:
         return None
-    left = optimizer.saving_left(study) / study.problem.objective.of(best.measurement)
-    if math.isfinite(left):
-        return left
-    return None
+    share = optimizer.most_left(study, best)
+    if math.isnan(share):
+        return None
+    return said_at_most(share) / 100.0
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,8 @@ class WholeSummary:
         saved: Share of the default's energy saved by answers that hold; others save nothing.
         to_save: Share that the best points save.
         worst: The largest regret of an answer that holds; None if none does.
-        promise_kept: Share of the searches that said how much one more trial would save, and left no more than that.
+        promise_kept: Share of the searches that said how much is left to save at most, and left no more than that.
+        promised: Median of what they said; None in documents from before it was counted.
         search_j: Median energy of a search.
         search_s: Median time of a search.
     """
@@ -226,6 +227,7 @@ class WholeSummary:
     to_save: float
     worst: float | None
     promise_kept: float | None
+    promised: float | None
     search_j: float
     search_s: float
 
@@ -254,13 +256,14 @@ def _summary(method: str, some: Sequence[WholeSearch]) -> WholeSummary:
         to_save=mean(one.to_save for one in some),
         worst=max((one.regret for one in some if one.holds and one.regret is not None), default=None),
         promise_kept=mean(_kept(one) for one in told) if told else None,
+        promised=statistics.median(one.promised or 0.0 for one in told) if told else None,
         search_j=statistics.median(one.search_j for one in some),
         search_s=statistics.median(one.search_s for one in some),
     )
 
 
 def _kept(search: WholeSearch) -> bool:
-    """Return whether no more was left than one more trial was expected to save."""
+    """Return whether no more was left than was said."""
     assert search.regret is not None
     assert search.promised is not None
     return 1.0 - 1.0 / (1.0 + max(search.regret, 0.0)) <= search.promised
