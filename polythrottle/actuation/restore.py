@@ -359,9 +359,9 @@ def _on_record(site: Site, boot: str) -> str:
     """Name the controls that a restoring which failed may have left changed, as far as the record can be read."""
     keys: dict[str, None] = {}
     with suppress(StorageError):
-        keys |= dict.fromkeys(_record_of(site, boot).entries)
+        keys.update(dict.fromkeys(_record_of(site, boot).entries))
     with suppress(StorageError):
-        keys |= dict.fromkeys(Audit(site.audit, "", boot).unsettled(Fence(site.lease, boot).read()))
+        keys.update(dict.fromkeys(Audit(site.audit, "", boot).unsettled(Fence(site.lease, boot).read())))
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
     if keys:
         return f"; on record, and perhaps still changed: {', '.join(list(keys)[:_MOST_NAMED])}{more}"

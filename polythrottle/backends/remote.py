@@ -4,6 +4,8 @@
 it is the actuator of this machine, without a device the only one it serves.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time
@@ -95,7 +97,7 @@ class RemoteDevice:
     @classmethod
     def open(
         cls, path: str, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None
-    ) -> "RemoteDevice":
+    ) -> RemoteDevice:
         """Return the device a URI means: ``actuator:/run/a.sock?device=jetson`` has a path and one option.
 
         Args:

@@ -1,5 +1,7 @@
 """Tuned profiles and their ladders as TOML files: profiles/tuned/<device>/<workload>@<SLO>.toml in the state folder."""
 
+from __future__ import annotations
+
 import contextlib
 import glob
 import re
@@ -11,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from polythrottle.catalog.documents import catalogue_dir
+from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
@@ -293,7 +296,7 @@ def named_profiles(name: str) -> tuple[Path, ...]:
     Args:
         name: Of device and workload, and the SLO where it matters.
     """
-    base, _, slo = name.removesuffix(".toml").partition("@")
+    base, _, slo = removesuffix(name, ".toml").partition("@")
     # `../x` has one slash too, and would lead out of the folders of profiles.
     if not re.fullmatch(r"[^/]+/[^/]+", base) or base.startswith("."):
         return ()

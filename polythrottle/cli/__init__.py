@@ -1,5 +1,7 @@
 """The command line: parse text into values, call the library, print."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys

@@ -4,11 +4,14 @@ It is another program than the command line, into which ``daemon run`` turns its
 not stay in memory for as long as the daemon lives.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
 import sys
 import threading
+import typing
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -23,8 +26,9 @@ from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import Runner
 from polythrottle.daemon.settings import DEFAULT_FILE, NodeSettings, Settings, read_settings, seconds, watt_hours, watts
-from polythrottle.daemon.startup import WakingClock, alone, build, build_node, check_words
+from polythrottle.daemon.startup import alone, build, build_node, check_words
 from polythrottle.daemon.status import Status
+from polythrottle.domain.clock import WakingClock
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.units import show
@@ -116,7 +120,7 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     return replace(settings, page=words["page"] == "yes")
 
 
-def tcp_of(settings: Settings) -> "Tcp | None":
+def tcp_of(settings: Settings) -> Tcp | None:
     """Return where the API is served over TCP; None if it is not.
 
     Raises:
@@ -256,12 +260,12 @@ def _served(settings: Settings) -> int:
     return 0
 
 
-def _with_services(options: "WebOptions", node: Node) -> "WebOptions":
+def _with_services(options: WebOptions, node: Node) -> WebOptions:
     """Return the options with a door for each service there is at any time."""
     return replace(options, services=_Doors(node), node=lambda: node.shown)
 
 
-class _Doors(Mapping[str, "ServiceDoor"]):
+class _Doors(typing.Mapping[str, "ServiceDoor"]):
     """A door for each service that is looked after at the moment; may be asked from any thread.
 
     Args:
@@ -271,7 +275,7 @@ class _Doors(Mapping[str, "ServiceDoor"]):
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def __getitem__(self, name: str) -> "ServiceDoor":
+    def __getitem__(self, name: str) -> ServiceDoor:
         from polythrottle.daemon.web.access import ServiceDoor
 
         for member in self._node.members:
@@ -286,7 +290,7 @@ class _Doors(Mapping[str, "ServiceDoor"]):
         return len(self._node.members)
 
 
-def addresses(socket: Path, tcp: "Tcp | None", port: int | None, terminal: bool) -> Iterator[str]:
+def addresses(socket: Path, tcp: Tcp | None, port: int | None, terminal: bool) -> Iterator[str]:
     """Yield where the daemon is met, a line each.
 
     Args:

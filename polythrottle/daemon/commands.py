@@ -1,8 +1,11 @@
 """What people and programs may ask of the daemon: plain values, answered by the control loop between two turns."""
 
+from __future__ import annotations
+
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
 from polythrottle.daemon.observation import RequestStats
 
@@ -100,6 +103,6 @@ class Stop:
     """End the daemon: board restored, study stopped."""
 
 
-Command = ApplyProfile | Confirm | Release | Take | SetBudget | SetNodePower | StartStudy | StopStudy | Report | Stop
-Answer = Mapping[str, Any]
+Command = Union[ApplyProfile, Confirm, Release, Take, SetBudget, SetNodePower, StartStudy, StopStudy, Report, Stop]
+Answer = typing.Mapping[str, Any]
 """What the control loop says when it has done what was wished; at least ``{"words": ...}``."""

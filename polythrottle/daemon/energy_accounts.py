@@ -3,6 +3,8 @@
 The cost of exploring.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -45,7 +47,7 @@ class Saving:
     words: str
 
     @classmethod
-    def of(cls, profile: Profile | None) -> "Saving":
+    def of(cls, profile: Profile | None) -> Saving:
         """Return what a profile tells of the default point."""
         if profile is None or profile.default is None:
             return cls(None, None, "unknown: there is no profile with a measurement of the default point")
@@ -461,7 +463,7 @@ def _amount(kept: Any) -> float:
     Raises:
         ValueError, OverflowError: If it is none, or below 0 or endless: to Python, NaN and Infinity are JSON.
     """
-    if not isinstance(kept, int | float) or not 0 <= kept < math.inf:
+    if not isinstance(kept, (int, float)) or not 0 <= kept < math.inf:
         raise ValueError(f"{shortened(kept)} is no amount")
     return float(kept)
 

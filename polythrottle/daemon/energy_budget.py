@@ -1,14 +1,16 @@
 """Budgets: of power, of a battery, of a day's energy and of a grid's clean hours, and what exploring may cost a day."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.status import BudgetShown
+from polythrottle.domain.backports import pairwise
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad, LoadInterval, Ration, Supply, ration, weighted
@@ -79,7 +81,7 @@ class ExplorationLedger:
         missed: int,
         studying: bool,
         quiet_per_s: float,
-    ) -> "ExplorationLedger":
+    ) -> ExplorationLedger:
         """Return the ledger after one more look.
 
         Args:
@@ -201,7 +203,7 @@ class Carbon:
     values: tuple[float, ...]
 
     @classmethod
-    def read(cls, path: Path) -> "Carbon":
+    def read(cls, path: Path) -> Carbon:
         """Return the intensities in a CSV file with the columns ``time`` (ISO 8601 or epoch seconds) and ``g_per_kwh``.
 
         Raises:
@@ -259,7 +261,7 @@ class Budget:
     planned_s: float = field(default=-math.inf)
 
     @classmethod
-    def of(cls, wish: SetBudget, now_s: float, midnight_s: float, carbon: Carbon | None = None) -> "Budget | None":
+    def of(cls, wish: SetBudget, now_s: float, midnight_s: float, carbon: Carbon | None = None) -> Budget | None:
         """Return the budget somebody wishes; None if it lifts all limits.
 
         Args:
@@ -295,7 +297,7 @@ class Budget:
             parts.append("shared out by carbon intensity")
         return ", ".join(parts)
 
-    def drawn(self, joules: float, predicted_j: float | None) -> "Budget":
+    def drawn(self, joules: float, predicted_j: float | None) -> Budget:
         """Return the budget after energy was drawn.
 
         Args:
@@ -322,7 +324,7 @@ class Budget:
         pattern: DailyLoad,
         rate_per_s: float,
         on: Ladder,
-    ) -> "Budget":
+    ) -> Budget:
         """Return the budget with a ration for now; the old one for as long as it is fresh.
 
         Args:

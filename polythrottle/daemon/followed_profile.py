@@ -3,6 +3,8 @@
 Made a plan for the controller.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from polythrottle.catalog.documents import locate
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 from polythrottle.domain.ladder import FULL, Ladder, PointPerformance, Rung
 from polythrottle.domain.load.prompt_boost import TokenLimits
@@ -54,7 +57,7 @@ def _files(profile: Profile) -> Mapping[str, Path]:
             found = locate("devices", "device", board), locate("profiles/workloads", "workload", profile.workload)
         except UnknownName:
             return {}
-        return dict(zip(("board", "model"), found, strict=True))
+        return dict(paired(("board", "model"), found))
     name = profile.workload.partition("?")[0]
     if name.lower().endswith(_MODELS):
         return {"model": Path(name)}

@@ -5,6 +5,8 @@ that is possible again; a file that is no database any more is set aside and a n
 killed daemon loses what was not noted yet, which is seconds.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import sqlite3
@@ -18,6 +20,7 @@ from typing import Any
 
 from polythrottle.daemon.observation import known_sum
 from polythrottle.daemon.status import Happened
+from polythrottle.domain.backports import paired
 from polythrottle.storage.untrusted import printable
 
 EVENTS_MOST = 10_000
@@ -93,7 +96,7 @@ class Minute:
     saved_sd_j: float | None = None
     metered_s: float = 0.0
 
-    def plus(self, part: "Minute") -> "Minute":
+    def plus(self, part: Minute) -> Minute:
         """Return the minute with a part of it added, as the database does."""
         return Minute(
             self.minute,
@@ -212,7 +215,7 @@ class HistoryStore:
                 rows = database.execute(query, (first, _LAST)).fetchall()
         except sqlite3.Error:
             rows = [tuple(asdict(each).values()) for each in tuple(self._lately) if each.minute > first]
-        return [_shown(dict(zip(names, row, strict=True))) for row in rows]
+        return [_shown(dict(paired(names, row))) for row in rows]
 
     def flush(self) -> None:
         """Write what waits, unless that has failed a moment ago; to be called each turn."""
@@ -338,7 +341,7 @@ class HistoryStore:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
-        broken = isinstance(error, ValueError | RecursionError) or any(text in str(error) for text in _BROKEN)
+        broken = isinstance(error, (ValueError, RecursionError)) or any(text in str(error) for text in _BROKEN)
         if not broken:
             self.fault = f"{self._file} cannot be written: {error}; events and history are kept in memory"
             return
@@ -363,7 +366,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     at = datetime.fromtimestamp(row["minute"] * 60).astimezone().isoformat(timespec="minutes")
     metered_s = row["metered_s"]
     joules = row["joules"]
-    known = isinstance(joules, int | float) and isinstance(metered_s, int | float) and metered_s > 0
+    known = isinstance(joules, (int, float)) and isinstance(metered_s, (int, float)) and metered_s > 0
     power_w = None
     if known:
         power_w = joules / metered_s

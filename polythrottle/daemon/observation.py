@@ -1,5 +1,7 @@
 """What the control loop sees of board and traffic, through ports: both, and what came of them since the look before."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 

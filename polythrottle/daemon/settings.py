@@ -1,5 +1,7 @@
 """What a daemon is told: a file of settings, and options that go before it."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -145,11 +147,11 @@ class Settings:
         """Whether a server of services is looked after, and not one service alone."""
         return bool(self.services) or self.node.power_w is not None or self.kubernetes is not None
 
-    def over(self, **options: Any) -> "Settings":
+    def over(self, **options: Any) -> Settings:
         """Return the settings with those options put first that were given: neither None nor empty."""
         return replace(self, **{name: value for name, value in options.items() if value not in (None, (), False)})
 
-    def of_service(self, service: ServiceSettings) -> "Settings":
+    def of_service(self, service: ServiceSettings) -> Settings:
         """Return the settings of one of several services: its own, and what is said for all."""
         return replace(
             self,
@@ -165,7 +167,7 @@ class Settings:
             kubernetes=None,
         )
 
-    def without_actuator(self) -> "Settings":
+    def without_actuator(self) -> Settings:
         """Return the settings without the actuator a file names."""
         return replace(self, actuator=None)
 
@@ -274,7 +276,7 @@ def check_devices(devices: Mapping[str, str]) -> None:
             )
 
 
-def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[ServiceSettings, ...], tuple[str, ...]]:
+def _services(reader: _Reader, document: Mapping[str, Any]) -> tuple[tuple[ServiceSettings, ...], tuple[str, ...]]:
     """Return the services of a file, and why others in it cannot be.
 
     Raises:
@@ -309,7 +311,7 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
     return tuple(found.values()), tuple(left_out)
 
 
-def _service(reader: "_Reader", number: int, table: Any) -> ServiceSettings:
+def _service(reader: _Reader, number: int, table: Any) -> ServiceSettings:
     values = reader.table("service", table, _SERVICE)
     if "name" not in values:
         raise reader.wrong(f"service {number}", "it needs a name, such as name = 'chat'")
@@ -396,7 +398,7 @@ def _amount(text: str, factors: Mapping[str, float], example: str) -> float:
 
 
 def _above_zero(value: Any, parse: Callable[[str], float], example: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):  # to Python, TOML's true is an int
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):  # to Python, TOML's true is an int
         raise InvalidInput(f"{shortened(value)} is not a quantity; write for example {example}")
     try:
         found = _as_float(value)
@@ -440,7 +442,7 @@ def _celsius(value: Any) -> float:
 def _share(value: Any) -> float:
     if isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] == "%":
         return float(match[1]) / 100
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInput(f"{shortened(value)} is not a share; write for example 0.01 or '1%'")
     return _as_float(value)
 

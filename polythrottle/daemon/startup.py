@@ -1,11 +1,9 @@
-"""From the daemon's settings to a control loop that is ready to run, the only one on its state folder.
+"""From the daemon's settings to a control loop that is ready to run, the only one on its state folder."""
 
-The clock that wakes it.
-"""
+from __future__ import annotations
 
 import fcntl
 import os
-import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -44,7 +42,7 @@ from polythrottle.daemon.study_process import Lender, Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptSource
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
-from polythrottle.domain.clock import Clock, SystemClock
+from polythrottle.domain.clock import Clock, SystemClock, WakingClock
 from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
@@ -65,29 +63,6 @@ from polythrottle.tuning.file_trust import check_device
 if TYPE_CHECKING:
     from polythrottle.daemon.pods.residents import PodService, Residents
     from polythrottle.daemon.traffic.simulated import SimulatedSite
-
-# The machine's clock with a sleep that another thread or a signal can end.
-
-
-class WakingClock(SystemClock):
-    """A system clock whose `sleep` ends early when `wake` is called; use as the control loop's."""
-
-    def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # a signal handler may ring it: it has no lock
-
-    def sleep(self, duration_s: float) -> None:
-        """Sleep for ``duration_s`` seconds, or until somebody wakes it."""
-        if select.select([self._bell], [], [], max(0.0, duration_s))[0]:
-            os.eventfd_read(self._bell)
-
-    def wake(self) -> None:
-        """End the sleep under way, or the next one; may be called from any thread and from a signal handler."""
-        os.eventfd_write(self._bell, 1)
-
-    def close(self) -> None:
-        """Release the bell; nobody may wake it any more."""
-        os.close(self._bell)
-
 
 # From what a daemon was told to a control loop that is ready to turn: first what words and files alone can tell.
 
@@ -141,7 +116,7 @@ def _check_site(settings: Settings, device: str | None, workload: str) -> None:
         check_form(own if settings.local else served_uri(own))
 
 
-def _simulated_site(settings: Settings, device: str | None, workload: str, clock: Clock) -> "SimulatedSite":
+def _simulated_site(settings: Settings, device: str | None, workload: str, clock: Clock) -> SimulatedSite:
     text = str(settings.traffic)
     if not (device or "").startswith("sim:"):
         raise InvalidInput(f"{text} makes up requests for a simulated board; give --device sim:<board>")
@@ -410,7 +385,7 @@ def _members(
 
 def _residents(
     settings: Settings, member: Callable[[ServiceSettings, Path], Member], clock: Clock, folder: Path
-) -> "Residents":
+) -> Residents:
     """Return who makes services of pods, and begin to follow those.
 
     Raises:
@@ -426,7 +401,7 @@ def _residents(
     return Residents(watch, lambda pod: member(service_of(pod, told.profiles, settings.guards), folder), clock, folder)
 
 
-def service_of(pod: "PodService", profiles: Path, guards: Bounds) -> ServiceSettings:
+def service_of(pod: PodService, profiles: Path, guards: Bounds) -> ServiceSettings:
     """Return a pod as a service.
 
     Args:

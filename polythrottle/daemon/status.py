@@ -1,5 +1,7 @@
 """What the daemon shows: one value per turn of its control loop, the same for API, metrics, page and terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -5,6 +5,8 @@ stopped goes on from its journal the next time; one that has ended is followed b
 which knows the older ones from the state folder as every study does.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -20,6 +22,7 @@ from typing import IO, Any, Protocol
 from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.status import StudyShown
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests, check_limits
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
@@ -93,7 +96,7 @@ class StudyRequest:
 
 @dataclass
 class _Child:
-    process: "subprocess.Popen[bytes]"
+    process: subprocess.Popen[bytes]
     errors: IO[bytes]
     out: Path
     journal: Path
@@ -355,17 +358,17 @@ class Studies:
         self._count(child, line)
         shown = self.shown
         assert shown is not None
-        match line["event"]:
-            case "study":
-                limits = [each for each in line["constraints"] if each["metric"] == "p99" and not each["relative"]]
-                child.limit_s = min((float(each["limit"]) for each in limits), default=None)
-            case "started":
-                child.visits = int(line["number"]), dict(line["point"])
-            case "completed":
-                best = _better(child, shown, line)
-                self.shown = replace(shown if best is None else best, trials=shown.trials + 1)
-            case "failed":
-                self.shown = replace(shown, trials=shown.trials + 1)
+        event = line["event"]
+        if event == "study":
+            limits = [each for each in line["constraints"] if each["metric"] == "p99" and not each["relative"]]
+            child.limit_s = min((float(each["limit"]) for each in limits), default=None)
+        elif event == "started":
+            child.visits = int(line["number"]), dict(line["point"])
+        elif event == "completed":
+            best = _better(child, shown, line)
+            self.shown = replace(shown if best is None else best, trials=shown.trials + 1)
+        elif event == "failed":
+            self.shown = replace(shown, trials=shown.trials + 1)
 
     def _count(self, child: _Child, line: Any) -> None:
         """Show what a study has spent of its error budget."""
@@ -450,6 +453,6 @@ def _last_line(errors: IO[bytes]) -> str:
         errors.seek(max(0, errors.tell() - 4096))
         lines = errors.read().decode(errors="replace").strip().splitlines()
         if lines:
-            return lines[-1][:300].removeprefix("polythrottle: ")
+            return removeprefix(lines[-1][:300], "polythrottle: ")
         return ""
     return ""

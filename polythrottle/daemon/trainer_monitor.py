@@ -11,6 +11,8 @@ gone      the trainer has ended before that; the same ``finetune run`` goes on w
 ========  =============================================================================
 """
 
+from __future__ import annotations
+
 import os
 import time
 import zlib

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 if sys.version_info >= (3, 11):
     from enum import StrEnum  # novermin
@@ -64,4 +67,12 @@ def paired(first: Iterable[A], second: Iterable[B]) -> Iterator[tuple[A, B]]:
     return zip(left, right)
 
 
-__all__ = ["StrEnum", "paired", "pairwise", "removeprefix", "removesuffix", "tomllib"]
+def dismiss(workers: ThreadPoolExecutor) -> None:
+    """Have workers end after what they are at; what still waits is dropped, which Python 3.8 does not know how to."""
+    if sys.version_info >= (3, 9):
+        workers.shutdown(wait=False, cancel_futures=True)  # novermin
+    else:
+        workers.shutdown(wait=False)
+
+
+__all__ = ["StrEnum", "dismiss", "paired", "pairwise", "removeprefix", "removesuffix", "tomllib"]

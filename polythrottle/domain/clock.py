@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 import time
+from contextlib import suppress
 from typing import Protocol
 
 from polythrottle.domain.errors import DeviceError
@@ -32,6 +35,30 @@ class SystemClock:
         """Sleep for ``duration_s`` seconds."""
         # What is already over due comes as a negative wait, which Python's own refuses.
         time.sleep(max(0.0, duration_s))
+
+
+class WakingClock(SystemClock):
+    """The machine's clock with a sleep that another thread or a signal can end; use as a control loop's."""
+
+    def __init__(self) -> None:
+        # A pipe, which a signal handler may write to: it has no lock.
+        self._bell, self._cord = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def sleep(self, duration_s: float) -> None:
+        """Sleep for ``duration_s`` seconds, or until somebody wakes it."""
+        if select.select([self._bell], [], [], max(0.0, duration_s))[0]:
+            os.read(self._bell, select.PIPE_BUF)
+
+    def wake(self) -> None:
+        """End the sleep under way, or the next one; may be called from any thread and from a signal handler."""
+        # A full pipe has been rung often enough.
+        with suppress(BlockingIOError):
+            os.write(self._cord, b"\0")
+
+    def close(self) -> None:
+        """Release the bell; nobody may wake it any more."""
+        os.close(self._bell)
+        os.close(self._cord)
 
 
 class VirtualClock:

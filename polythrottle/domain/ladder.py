@@ -1,10 +1,12 @@
 """Operating points along load: for each rate of requests the one that holds the p99 for the least power."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
+from polythrottle.domain.backports import pairwise
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
@@ -54,7 +56,7 @@ class PointPerformance:
             raise InvalidInput(f"a batch of {self.batch} takes {self.interval_s} s and {self.batch_j} J")
 
     @classmethod
-    def of(cls, point: OperatingPoint, seen: Measurement) -> "PointPerformance":
+    def of(cls, point: OperatingPoint, seen: Measurement) -> PointPerformance:
         """Return how a device answers at a point, from what was measured there back to back.
 
         Raises:

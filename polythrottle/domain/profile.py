@@ -1,5 +1,7 @@
 """The tuned answer: which point to apply for a workload on a device, and the evidence for it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,7 +104,7 @@ class Profile:
             yield "ladder", f"{len(rungs)} rungs up to {rungs[-1].rate_per_s:.4g} requests/s"
 
     @classmethod
-    def of(cls, study: Study, provenance: Mapping[str, str | int]) -> "Profile":
+    def of(cls, study: Study, provenance: Mapping[str, str | int]) -> Profile:
         """Return the profile a study has arrived at.
 
         Raises:

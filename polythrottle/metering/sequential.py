@@ -8,6 +8,8 @@ fixed beforehand (Wang and Ramdas, Anytime-valid t-tests and confidence sequence
 variance, 2023, §4).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +81,7 @@ class RollbackTest:
         if not (self.harm > 0 and 0 < self.wrongly < 0.5):
             raise InvalidInput("a sequential test needs a harm above 0 and a chance below one half")
 
-    def seen(self, new: float, old: float) -> "RollbackTest":
+    def seen(self, new: float, old: float) -> RollbackTest:
         """Return the test after one more pair; a pair with a value that is not positive is not counted."""
         if not (0 < new < math.inf and 0 < old < math.inf):
             return self

@@ -25,6 +25,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage import cells as parquet
 from polythrottle.storage.atomic_file import check_folder, open_replacement
@@ -83,7 +84,7 @@ class Table:
         """Yield each row."""
         names = self.names
         for index, fields in enumerate(self.frame.to_numpy(dtype=object).tolist()):
-            yield Cells(self.path, dict(zip(names, fields, strict=True)), partial(self._line, index))
+            yield Cells(self.path, dict(paired(names, fields)), partial(self._line, index))
 
     def texts(self, column: str) -> list[str]:
         """Return the cells of a column; of the last of that name."""
@@ -188,7 +189,7 @@ def lines(
         count += 1
         if count > most_rows:
             raise _too_long(path, most_rows)
-        yield Cells(path, dict(zip(names, fields, strict=False)), partial(int, number))
+        yield Cells(path, dict(zip(names, fields)), partial(int, number))
     if not count:
         raise BadFile(f"{path} holds no rows; it needs a header and at least one row")
 
@@ -381,12 +382,9 @@ def _opened(path: Path) -> Iterator[_Text]:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
-        with (
-            # The mark at the beginning is what spreadsheets write; line ends are left to the csv module, as it asks.
-            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-            if packed
-            else path.open(encoding="utf-8-sig", newline="") as file
-        ):
+        # The mark at the beginning is what spreadsheets write; line ends are left to the csv module, as it asks.
+        read = gzip.open if packed else open
+        with read(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield _Text(path, cast("IO[str]", file))
     except UnicodeDecodeError as error:
         raise BadFile(f"{path} is not a CSV file in UTF-8, or is damaged; save it as text, UTF-8") from error

@@ -64,7 +64,7 @@ def said(error: Exception) -> str:
         return "it is nested too deep"
     if isinstance(error, OverflowError):
         return "it has a number too large to reckon with"
-    if isinstance(error, TypeError | AttributeError):
+    if isinstance(error, (TypeError, AttributeError)):
         return "a value in it is of another kind than belongs there"
     return str(error)
 

@@ -5,6 +5,8 @@ checksum covers both, and the newest whole checkpoint counts. A file is written 
 it; what tells a whole one from a torn one all the same is the checksum.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -122,7 +124,7 @@ def newest_whole(
     return None, damaged
 
 
-def _digest(head: Mapping[str, Any]) -> "hashlib._Hash":
+def _digest(head: Mapping[str, Any]) -> hashlib._Hash:
     return hashlib.sha256(json.dumps(head).encode() + b"\n")
 
 

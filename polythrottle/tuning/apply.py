@@ -1,5 +1,7 @@
 """Apply a tuned profile by hand: check that it is for this device, set the device's knobs, leave them in place."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -32,7 +32,7 @@ def is_own(file: Path) -> bool:
     """Return whether a file lies in the state folder, where nobody but this user writes."""
     try:
         # Links resolved: one in the state folder may lead to what somebody else writes.
-        return file.resolve().is_relative_to(state_dir().resolve())
+        return state_dir().resolve() in (file.resolve(), *file.resolve().parents)
     # What cannot be told to be the user's own is treated as a stranger's.
     except (StorageError, OSError):
         return False

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from polythrottle.daemon.observation import Observer, RequestStats, failed_of
-from polythrottle.daemon.startup import WakingClock
-from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.clock import VirtualClock, WakingClock
 from polythrottle.domain.errors import DeviceError, PolythrottleError
 from polythrottle.domain.measurement import Reading
 

@@ -39,7 +39,7 @@ from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.followed_profile import FollowedProfile, bounds_of, token_limits
 from polythrottle.daemon.loop.mailbox import Mailbox, guards_of
 from polythrottle.daemon.settings import Settings
-from polythrottle.daemon.startup import WakingClock, build
+from polythrottle.daemon.startup import build
 from polythrottle.daemon.traffic.proxy_prompts import (
     BoardClocks,
     HeldShare,
@@ -48,7 +48,7 @@ from polythrottle.daemon.traffic.proxy_prompts import (
     PromptStream,
 )
 from polythrottle.daemon.traffic.sources import open_traffic
-from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.clock import VirtualClock, WakingClock
 from polythrottle.domain.errors import DeviceError, PolythrottleError
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.prompt_boost import PromptNews

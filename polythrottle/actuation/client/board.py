@@ -1,5 +1,7 @@
 """The board as the control loop sees it: through the actuator, or opened in this process."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,12 +1,13 @@
 """Meters that are files: hwmon's of the kernel, and a CSV log of times and watts that another program writes."""
 
+from __future__ import annotations
+
 import csv
 import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timezone
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import IO
@@ -14,6 +15,7 @@ from typing import IO
 from polythrottle.actuation.drivers.controls import text_of
 from polythrottle.backends.meters.live_meter import Sample, power_sensor
 from polythrottle.backends.power import NAMES, channels
+from polythrottle.domain.backports import paired, pairwise, removesuffix
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied
 from polythrottle.domain.ports import Sensor
 from polythrottle.storage.cells import iso_time
@@ -67,7 +69,7 @@ def read_wall(path: Path, column: str | None = None, time_column: str | None = N
     moments = _moments(table, name)
     powers_w = _watts(table, power)
     unit = unit_s(name, moments)
-    return WallLog(power, tuple((moment * unit, power_w) for moment, power_w in zip(moments, powers_w, strict=True)))
+    return WallLog(power, tuple((moment * unit, power_w) for moment, power_w in paired(moments, powers_w)))
 
 
 def time_column_of(path: Path, names: Sequence[str], given: str | None = None) -> str:
@@ -104,7 +106,7 @@ def _watts(table: Table, column: str) -> list[float]:
 
 def _bare(text: str) -> str:
     """Return watts without their unit, which nvidia-smi writes after them unless it is told nounits."""
-    return text.strip().removesuffix(_UNIT_W)
+    return removesuffix(text.strip(), _UNIT_W)
 
 
 def _moments(table: Table, column: str) -> list[float]:

@@ -10,6 +10,8 @@ device of several channels: https://tasmota.github.io/docs/Commands/); Redfish's
 (DMTF DSP0266 and DSP2046).
 """
 
+from __future__ import annotations
+
 import http.client
 import io
 import json
@@ -273,7 +275,7 @@ def number_at(found: Any, *path: str | int) -> float | None:
         found = found.get(step) if isinstance(found, dict) else found[step]
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise DeviceError(f"{'.'.join(map(str, path))} is {printable(str(found))[:40]!r}, which is no number")
     if abs(found) < 1e300:
         return float(found)
@@ -560,9 +562,7 @@ def _all(values: list[float | None]) -> float | None:
 
 
 def _times(value: float | None, unit: float) -> float | None:
-    if value is None:
-        return None
-    return value * unit
+    return None if value is None else value * unit
 
 
 def _told(power_w: float | None, energy_j: float | None, counts: bool, host: str) -> Sample:

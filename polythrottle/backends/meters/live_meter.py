@@ -4,6 +4,8 @@ A source answers with watts, a running total of joules, or both, and may be slow
 kept here as a running total that never falls. One that says nothing for a while spoils the window, not the program.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 from collections.abc import Callable, Iterator

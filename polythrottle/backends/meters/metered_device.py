@@ -4,6 +4,8 @@ A meter is told by a URI: ``shelly:192.168.1.5``, ``cmd:./watts``; here is where
 taken, or its watts integrated over time.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import re
@@ -258,7 +260,7 @@ class MeterReader:
     """
 
     def __init__(self, meter: Meter, clock: Clock | None = None) -> None:
-        if not isinstance(meter, EnergyMeter | PowerMeter):
+        if not isinstance(meter, (EnergyMeter, PowerMeter)):
             raise InvalidInput(
                 f"{type(meter).__name__} is no meter: see polythrottle.domain.ports.EnergyMeter and PowerMeter"
             )

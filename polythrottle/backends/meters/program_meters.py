@@ -6,6 +6,8 @@ activated`` (ipmitool, lib/ipmi_dcmi.c). OpenBMC's service says ``deactivated`` 
 ``snmpget -Oqv`` prints the value alone (net-snmp, snmpcmd(1)).
 """
 
+from __future__ import annotations
+
 import os
 import re
 import select
@@ -15,9 +17,9 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from itertools import pairwise
 
 from polythrottle.backends.meters.live_meter import Sample, power_sensor
+from polythrottle.domain.backports import pairwise
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.ports import Sensor
 from polythrottle.storage.untrusted import printable

@@ -44,9 +44,12 @@ no path can forget to restore. A guard for the device's sake (power, heat, throt
 the users' sake (p99, errors) to the safe point, in the same step.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Tuple
 
 from polythrottle.daemon.control.events import (
     GPU_CLOCK,
@@ -102,7 +105,7 @@ _COOLING = 0.95
 """How near its limit a temperature takes power away, how far below it gives it back, and what is left at each look."""
 
 
-Told = tuple[State, tuple[Alert, ...]]
+Told = Tuple[State, Tuple[Alert, ...]]
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
@@ -221,28 +224,26 @@ def _kept_within(state: State) -> State:
 
 
 def _folded(state: State, event: Event) -> Told:
-    match event:
-        case WorkloadUp(plan):
-            return _begun(state, plan), ()
-        case WorkloadDown():
-            return replace(state, phase=Phase.DOWN, plan=None, hold=None, study_wanted="", foreign_s=()), ()
-        case Observation():
-            return _observed(state, event)
-        case PowerBudget() | PowerShare() | ClockWanted():
-            return _limited(state, event), ()
-        case Replanned(plan):
-            return _replanned(state, plan), ()
-        case ForeignWrite():
-            return _interfered(state, event)
-        case Reclaim():
-            taken = replace(state, phase=Phase.FOLLOWING, given_s=None, giving_s=_GIVING_S)
-            return (_up(taken) if _is(state, Phase.YIELDED) else state), ()
-        case ApplyRefused(words):
-            return _refused(state, words), (Alert("refused", words),)
-        case ModelChanged() | DriftFound() | StudyOffered() | StudyAsked() | StudyEnded():
-            return _learnt(state, event)
-        case _:
-            return _machine(state, event)
+    if isinstance(event, WorkloadUp):
+        return _begun(state, event.plan), ()
+    if isinstance(event, WorkloadDown):
+        return replace(state, phase=Phase.DOWN, plan=None, hold=None, study_wanted="", foreign_s=()), ()
+    if isinstance(event, Observation):
+        return _observed(state, event)
+    if isinstance(event, (PowerBudget, PowerShare, ClockWanted)):
+        return _limited(state, event), ()
+    if isinstance(event, Replanned):
+        return _replanned(state, event.plan), ()
+    if isinstance(event, ForeignWrite):
+        return _interfered(state, event)
+    if isinstance(event, Reclaim):
+        taken = replace(state, phase=Phase.FOLLOWING, given_s=None, giving_s=_GIVING_S)
+        return (_up(taken) if _is(state, Phase.YIELDED) else state), ()
+    if isinstance(event, ApplyRefused):
+        return _refused(state, event.words), (Alert("refused", event.words),)
+    if isinstance(event, (ModelChanged, DriftFound, StudyOffered, StudyAsked, StudyEnded)):
+        return _learnt(state, event)
+    return _machine(state, event)
 
 
 def _limited(state: State, event: PowerBudget | PowerShare | ClockWanted) -> State:
@@ -254,37 +255,33 @@ def _limited(state: State, event: PowerBudget | PowerShare | ClockWanted) -> Sta
 
 
 def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | StudyAsked | StudyEnded) -> Told:
-    match event:
-        case ModelChanged(ladder):
-            return _changed(state, ladder), (Alert("model", "the model has changed"),)
-        case DriftFound() if state.finetunes:
+    if isinstance(event, ModelChanged):
+        return _changed(state, event.ladder), (Alert("model", "the model has changed"),)
+    if isinstance(event, DriftFound):
+        if state.finetunes:
             return state, ()
-        case DriftFound(words):
-            wanted = words if state.plan is not None else ""
-            return replace(state, study_wanted=wanted), (Alert("drift", words),)
-        case StudyOffered():
-            return _offered(state), ()
-        case StudyAsked(words):
-            return _offered(state if state.plan is None else replace(state, study_wanted=words)), ()
-        case StudyEnded(ladder):
-            return _studied(state, ladder), ()
+        wanted = event.words if state.plan is not None else ""
+        return replace(state, study_wanted=wanted), (Alert("drift", event.words),)
+    if isinstance(event, StudyOffered):
+        return _offered(state), ()
+    if isinstance(event, StudyAsked):
+        return _offered(state if state.plan is None else replace(state, study_wanted=event.words)), ()
+    return _studied(state, event.ladder), ()
 
 
 def _machine(state: State, event: Suspend | Resume | DriverReload | LeaseLost | LeaseGained | TrainerChanged) -> Told:
-    match event:
-        case TrainerChanged(runs, words):
-            return replace(state, finetunes=runs), (Alert("finetuning", words),)
-        case Suspend():
-            return replace(state, suspended=True), ()
-        case Resume():
-            return replace(state, suspended=False, stale="the machine slept"), ()
-        case DriverReload():
-            return replace(state, stale="the driver was loaded anew"), (Alert("driver", "the driver was loaded anew"),)
-        case LeaseLost(words):
-            lost = replace(state, leased=False, applied=None, touched=False)
-            return lost, (Alert("lease", words),)
-        case LeaseGained():
-            return replace(state, leased=True, stale="the right to set the board was lost"), ()
+    if isinstance(event, TrainerChanged):
+        return replace(state, finetunes=event.runs), (Alert("finetuning", event.words),)
+    if isinstance(event, Suspend):
+        return replace(state, suspended=True), ()
+    if isinstance(event, Resume):
+        return replace(state, suspended=False, stale="the machine slept"), ()
+    if isinstance(event, DriverReload):
+        return replace(state, stale="the driver was loaded anew"), (Alert("driver", "the driver was loaded anew"),)
+    if isinstance(event, LeaseLost):
+        lost = replace(state, leased=False, applied=None, touched=False)
+        return lost, (Alert("lease", event.words),)
+    return replace(state, leased=True, stale="the right to set the board was lost"), ()
 
 
 def _is(state: State, *phases: Phase) -> bool:

@@ -20,11 +20,14 @@ By how much residuals spread is learnt from minutes: what minutes of the same lo
 lasts for longer than a sample, and samples alone would not show it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import BETWEEN_WINDOWS
 
@@ -81,7 +84,7 @@ def run_length(shift: float, slack: float, threshold: float) -> float:
     for number, here in enumerate(sums):
         # By erfc: one plus erf would cancel where a fall is unlikely.
         falls = 0.5 * math.erfc((here - drop) / math.sqrt(2))
-        moves = (share * _density(there - here + drop) for share, there in zip(shares, sums[1:], strict=True))
+        moves = (share * _density(there - here + drop) for share, there in paired(shares, sums[1:]))
         row = [-falls, *(-move for move in moves), 1.0]
         row[number] += 1.0
         rows.append(row)
@@ -122,7 +125,7 @@ def _solved(rows: list[list[float]]) -> list[float]:
         pivot = rows[column]
         for row in range(column + 1, size):
             factor = rows[row][column] / pivot[column]
-            pairs = zip(rows[row][column:], pivot[column:], strict=True)
+            pairs = paired(rows[row][column:], pivot[column:])
             rows[row][column:] = [value - factor * above for value, above in pairs]
     found = [0.0] * size
     for row in reversed(range(size)):
@@ -196,7 +199,7 @@ class ResidualSpread:
         steps = math.log(max(1.0, math.sqrt(raised * self.squares / self.minutes) / BETWEEN_WINDOWS), _STEP)
         return BETWEEN_WINDOWS * _STEP ** math.ceil(steps)
 
-    def seen(self, minute: float) -> "ResidualSpread":
+    def seen(self, minute: float) -> ResidualSpread:
         """Return the spread after one more minute's residual."""
         square = min(minute * minute, _MINUTE_MOST * self.value**2 if self.known else math.inf)
         kept = min(1.0, (_LATELY - 1) / max(1.0, self.minutes))
@@ -235,7 +238,7 @@ class Offsets:
         around = self.between**2
         return own * mean + (1 - own) * common, (1 - own) * around + (1 - own) ** 2 * around / total
 
-    def with_one(self, rung: int, minutes: float, residual: float) -> "Offsets":
+    def with_one(self, rung: int, minutes: float, residual: float) -> Offsets:
         """Return what is known after one more residual at a rung, until enough of it is."""
         before, mean = self.learnt.get(rung, (0.0, 0.0))
         if before >= _LEARNT:
@@ -301,7 +304,7 @@ class Chart:
         """
         return self.spread**2 * MINUTE_S / length_s + unsure
 
-    def seen(self, residual: float, length_s: float, unsure: float = 0.0) -> "Chart":
+    def seen(self, residual: float, length_s: float, unsure: float = 0.0) -> Chart:
         """Return the chart after one more sample.
 
         Args:
@@ -349,7 +352,7 @@ class Quantity:
         """Return what a rung's prediction is off by, and the variance of that."""
         return self.offsets.at(rung, self.chart.spread)
 
-    def seen(self, residual: float, length_s: float, unsure: float) -> "Quantity":
+    def seen(self, residual: float, length_s: float, unsure: float) -> Quantity:
         """Return what is known after one more sample; one that is no number, as of a broken sensor, is not counted.
 
         Args:
@@ -374,7 +377,7 @@ class Quantity:
             return grown
         return grown._over()
 
-    def _over(self) -> "Quantity":
+    def _over(self) -> Quantity:
         """Return the same with a minute that is over: the spread is learnt from it, once known from one of before."""
         done = replace(self, minute=0.0, samples=0, seconds=0.0)
         # A sum of n deviations of one spreads by the root of n, so that this is a minute's residual, however many it
@@ -385,7 +388,7 @@ class Quantity:
         spread = self.spread.seen(held[0])
         return replace(done, held=held[1:], spread=spread, chart=replace(self.chart, spread=spread.value))
 
-    def learnt(self, rung: int, length_s: float, residual: float) -> "Quantity":
+    def learnt(self, rung: int, length_s: float, residual: float) -> Quantity:
         """Return what is known after a rung's observed over predicted, as a logarithm, was seen for so long."""
         if not math.isfinite(residual):
             return self
@@ -395,7 +398,7 @@ class Quantity:
             residual = min(offset + limit, max(offset - limit, residual))
         return replace(self, offsets=self.offsets.with_one(rung, length_s / MINUTE_S, residual))
 
-    def again(self) -> "Quantity":
+    def again(self) -> Quantity:
         """Return the same with sums that begin anew; minutes not learnt from yet may have drifted and are forgotten."""
         return replace(self, chart=replace(self.chart, up=0.0, down=0.0), held=())
 

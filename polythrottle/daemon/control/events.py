@@ -3,9 +3,12 @@
 The guards that trip on what is observed.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Union
 
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
@@ -412,29 +415,29 @@ class LeaseGained:
     """The right to write is there again."""
 
 
-Event = (
-    WorkloadUp
-    | WorkloadDown
-    | Observation
-    | PowerBudget
-    | PowerShare
-    | Suspend
-    | Resume
-    | DriverReload
-    | ForeignWrite
-    | Reclaim
-    | ModelChanged
-    | Replanned
-    | DriftFound
-    | StudyOffered
-    | StudyAsked
-    | StudyEnded
-    | TrainerChanged
-    | ClockWanted
-    | ApplyRefused
-    | LeaseLost
-    | LeaseGained
-)
+Event = Union[
+    WorkloadUp,
+    WorkloadDown,
+    Observation,
+    PowerBudget,
+    PowerShare,
+    Suspend,
+    Resume,
+    DriverReload,
+    ForeignWrite,
+    Reclaim,
+    ModelChanged,
+    Replanned,
+    DriftFound,
+    StudyOffered,
+    StudyAsked,
+    StudyEnded,
+    TrainerChanged,
+    ClockWanted,
+    ApplyRefused,
+    LeaseLost,
+    LeaseGained,
+]
 
 
 @dataclass(frozen=True)
@@ -496,4 +499,4 @@ class Alert:
     trips: tuple[Trip, ...] = ()
 
 
-Action = Apply | GoSafe | Restore | Verify | StartStudy | StopStudy | Alert
+Action = Union[Apply, GoSafe, Restore, Verify, StartStudy, StopStudy, Alert]

@@ -9,10 +9,13 @@ load is counted at once, and forgotten slowly; what it draws on average over wha
 decide.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polythrottle.daemon.control.state import Phase, State, needed_per_s
+from polythrottle.domain.backports import paired
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.power_split import PowerOption, Step, spread, staircase
 
@@ -155,7 +158,7 @@ class HostPower:
         self._above_w = max(above_w, _KEPT * self._above_w)
         new = (boards_w, rest_w, boards_w * boards_w, boards_w * rest_w)
         self._weight = _KEPT * self._weight + 1
-        self._sums = tuple(_KEPT * old + add for old, add in zip(self._sums, new, strict=True))  # type: ignore[assignment]
+        self._sums = tuple(_KEPT * old + add for old, add in paired(self._sums, new))  # type: ignore[assignment]
 
     def besides_w(self, budget_w: float) -> float:
         """Return what is drawn besides the boards when all together draw a budget."""
@@ -190,10 +193,10 @@ class PowerSharing:
         met = step is not None
         # Where not even the lowest fits, everybody stays there, and it is told that the budget is not met.
         chosen = step or stairs.steps[0]
-        picked = [options[number] for options, number in zip(offers, chosen.chosen, strict=True)]
+        picked = [options[number] for options, number in paired(offers, chosen.chosen)]
         shares_w = self._spread(services, offers, picked, free_w)
         shares = tuple(
-            self._share(each, option, share_w) for each, option, share_w in zip(services, picked, shares_w, strict=True)
+            self._share(each, option, share_w) for each, (option, share_w) in paired(services, paired(picked, shares_w))
         )
         more = stairs.beyond(free_w) if met else None
         buys_w = None if more is None else more.most_w - free_w
@@ -296,8 +299,8 @@ def _bought(
     """Return what the next step buys, in words."""
     if more is None:
         return ""
-    pairs = list(zip(services, offers, now.chosen, more.chosen, strict=True))
-    held = [each.name for each, options, before, after in pairs if options[before].broken > options[after].broken]
+    pairs = [*paired(paired(services, offers), paired(now.chosen, more.chosen))]
+    held = [each.name for (each, options), (before, after) in pairs if options[before].broken > options[after].broken]
     if held:
         return f"the SLO of {' and '.join(held)}"
     if more.cost[1] < now.cost[1]:

@@ -1,5 +1,7 @@
 """What the controller knows, and which rung of the ladder a load needs: up at once, down only when it pays."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@
 That is the one asked for, one that must be confirmed, or two in turns to see which is better.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -436,33 +438,29 @@ class CommandHandler:
         Raises:
             PolythrottleError: If it cannot be done; says why.
         """
-        match command:
-            case Report():
-                return _target(self._reported(command))
-            case StartStudy():
-                name, words = self._study_started(command)
-                return {"words": words, "id": name}
-            case Release(reason):
-                return self._released(reason)
-            case _:
-                return {"words": self._done(command, read or partial(read_named, command))}
+        if isinstance(command, Report):
+            return _target(self._reported(command))
+        if isinstance(command, StartStudy):
+            name, words = self._study_started(command)
+            return {"words": words, "id": name}
+        if isinstance(command, Release):
+            return self._released(command.reason)
+        return {"words": self._done(command, read or partial(read_named, command))}
 
     def _done(self, command: Command, read: Read) -> str:
-        match command:
-            case ApplyProfile(within_s=within_s):
-                return self._profile_applied(cast("Callable[[], ProfileFile]", read), within_s)
-            case Confirm():
-                return self._confirmed()
-            case Take():
-                return self._taken()
-            case SetBudget():
-                return self._budget_set(command, cast("Carbon | None", read()))
-            case StopStudy(name):
-                return self._study_stopped(name)
-            case Stop():
-                return "the daemon ends, and gives the board back"
-            case _:
-                raise InvalidInput(f"the daemon does not know how to {type(command).__name__}")
+        if isinstance(command, ApplyProfile):
+            return self._profile_applied(cast("Callable[[], ProfileFile]", read), command.within_s)
+        if isinstance(command, Confirm):
+            return self._confirmed()
+        if isinstance(command, Take):
+            return self._taken()
+        if isinstance(command, SetBudget):
+            return self._budget_set(command, cast("Carbon | None", read()))
+        if isinstance(command, StopStudy):
+            return self._study_stopped(command.id)
+        if isinstance(command, Stop):
+            return "the daemon ends, and gives the board back"
+        raise InvalidInput(f"the daemon does not know how to {type(command).__name__}")
 
     def _profile_applied(self, read: Callable[[], ProfileFile], within_s: float | None) -> str:
         if within_s is not None and not 0 < within_s < math.inf:

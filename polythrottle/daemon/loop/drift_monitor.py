@@ -5,6 +5,8 @@ samples of energy together, so that a load that is followed up and down is asked
 what each rung's prediction is off by is learnt from its own time.
 """
 
+from __future__ import annotations
+
 import math
 import zlib
 from collections.abc import Mapping

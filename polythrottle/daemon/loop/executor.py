@@ -1,16 +1,18 @@
 """Carries out the controller's actions on board, server and studies, and tells it what became of them."""
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from polythrottle.actuation.client.board import Board
 from polythrottle.daemon.control.controller import reason, step
 from polythrottle.daemon.control.events import (
     Action,
-    Alert,
     Apply,
     ApplyRefused,
     Event,
@@ -209,22 +211,21 @@ class Executor:
         self.released = ""
 
     def _carried_out(self, action: Action) -> Iterator[Event]:
-        match action:
-            case Apply(target, reason) | GoSafe(target, reason):
-                self._why = reason
-                yield from self._tried(lambda: self._applied(target))
-            case Restore(reason):
-                self._why = reason
-                self._serve(UNTOUCHED)
-                yield from self._tried(self._board.restore)
-            case Verify():
-                yield from self._tried(self._verified)
-            case StartStudy(reason):
-                yield from self._begun(reason)
-            case StopStudy(reason):
-                self._studies.stop(reason)
-            case Alert(kind, words):
-                self._events.tell(kind, words)
+        if isinstance(action, (Apply, GoSafe)):
+            self._why = action.reason
+            yield from self._tried(partial(self._applied, action.target))
+        elif isinstance(action, Restore):
+            self._why = action.reason
+            self._serve(UNTOUCHED)
+            yield from self._tried(self._board.restore)
+        elif isinstance(action, Verify):
+            yield from self._tried(self._verified)
+        elif isinstance(action, StartStudy):
+            yield from self._begun(action.reason)
+        elif isinstance(action, StopStudy):
+            self._studies.stop(action.reason)
+        else:
+            self._events.tell(action.kind, action.words)
 
     def _tried(self, work: Callable[[], None]) -> Iterator[Event]:
         try:

@@ -4,8 +4,11 @@ The status is built from what the loop knows by a pure function, called once per
 read beforehand.
 """
 
+from __future__ import annotations
+
 import os
 import threading
+import typing
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +16,7 @@ from concurrent.futures import TimeoutError as TooLate  # before Python 3.11 not
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Union
 
 from polythrottle.actuation.client.board import Board
 from polythrottle.daemon.commands import Answer, ApplyProfile, Command, SetBudget
@@ -229,9 +233,9 @@ def _front(ladder: Ladder) -> tuple[Front, ...]:
 
 # The files that wishes name, read before the control loop hears of them: it must never wait for a file.
 
-Named = ProfileFile | Carbon | None
+Named = Union[ProfileFile, Carbon, None]
 """What is in such a file; None where a wish names none."""
-Read = Callable[[], Named]
+Read = typing.Callable[[], Named]
 """Returns it, or raises what was wrong with it."""
 
 
@@ -248,14 +252,12 @@ def read_named(wish: Command) -> Named:
         BadFile: If it cannot be used.
         InvalidInput: If the wish makes no sense, whatever is in the file.
     """
-    match wish:
-        case ApplyProfile(profile):
-            return read_profile_file(profile)
-        case SetBudget(carbon=str(path)):
-            check_wish(wish)
-            return Carbon.read(Path(path))
-        case _:
-            return None
+    if isinstance(wish, ApplyProfile):
+        return read_profile_file(wish.profile)
+    if isinstance(wish, SetBudget) and wish.carbon is not None:
+        check_wish(wish)
+        return Carbon.read(Path(wish.carbon))
+    return None
 
 
 # Where the control loop and those who ask meet: it never waits for them, they may wait for it.
@@ -272,7 +274,7 @@ class PendingCommand:
 
     wish: Command
     read: Read | None = None
-    answer: "Future[Answer]" = field(default_factory=Future)
+    answer: Future[Answer] = field(default_factory=Future)
 
 
 class Mailbox:
@@ -347,7 +349,7 @@ class Mailbox:
             asked.cancel()
             raise DeviceError("the daemon is busy with the device and did not answer in time; ask again") from None
 
-    def hand_in(self, wish: Command, read: Read | None = None) -> "Future[Answer]":
+    def hand_in(self, wish: Command, read: Read | None = None) -> Future[Answer]:
         """Hand in a wish; its answer comes through the future.
 
         Args:

@@ -4,6 +4,8 @@ Each service has a loop of its own, with its board, traffic, profile and record;
 board of one is never set while another's share is decided. What goes wrong with one is its own: the others go on.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STU
 from polythrottle.daemon.loop.service_power_split import Member, SharedPower
 from polythrottle.daemon.observation import JUMP_S, known_sum
 from polythrottle.daemon.status import MAY_DIFFER, BudgetShown, NodeShown, PodShown, ServiceShown, Status
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.units import show
@@ -54,7 +57,7 @@ class Guests(Protocol):
     def shown(self) -> tuple[PodShown, ...]:
         """Every one that asks to be looked after."""
 
-    def turn(self, node: "Node") -> None:
+    def turn(self, node: Node) -> None:
         """Admit those that have come, and dismiss those that are gone."""
 
     def close(self) -> None:
@@ -148,7 +151,7 @@ class Node:
     def _tell_end(self) -> None:
         """Say how it ended, after every board was given back."""
         # Each service says of its own board that it may differ, which need not be said again for each of eight.
-        said = {member.name: member.failed.removeprefix(f"the board {MAY_DIFFER}") for member in self.members}
+        said = {member.name: removeprefix(member.failed, f"the board {MAY_DIFFER}") for member in self.members}
         left = [f"{name}: {words}" for name, words in said.items() if words]
         words = "every board is as it was found"
         if left:
@@ -234,22 +237,20 @@ class Node:
         Raises:
             PolythrottleError: If it cannot be done; says why.
         """
-        match command:
-            case Stop():
-                self._stopping = True
-                return {"words": "the daemon ends, and gives every board back"}
-            case SetNodePower(power_w, within_s):
-                return {"words": self._limited(power_w, within_s)}
-            case SetBudget(power_w, None, None, None, None):
-                return {"words": self._limited(power_w, None)}
-            case SetBudget():
+        if isinstance(command, Stop):
+            self._stopping = True
+            return {"words": "the daemon ends, and gives every board back"}
+        if isinstance(command, SetNodePower):
+            return {"words": self._limited(command.power_w, command.within_s)}
+        if isinstance(command, SetBudget):
+            if command != SetBudget(power_w=command.power_w):
                 raise InvalidInput("a server of services shares watts alone; batteries and days are of one service")
-            case _:
-                names = ", ".join(member.name for member in self.members)
-                raise InvalidInput(
-                    f"this daemon looks after several services: say which of {names}; over HTTP below /services/NAME, "
-                    "on the command line with --service NAME where a command has it"
-                )
+            return {"words": self._limited(command.power_w, None)}
+        names = ", ".join(member.name for member in self.members)
+        raise InvalidInput(
+            f"this daemon looks after several services: say which of {names}; over HTTP below /services/NAME, "
+            "on the command line with --service NAME where a command has it"
+        )
 
     def _limited(self, power_w: float | None, within_s: float | None) -> str:
         if within_s is not None and not 1 <= within_s <= _WITHIN_MOST_S:
@@ -467,7 +468,7 @@ class Node:
         self._configured_w = configured_w
         if isinstance(kept, dict) and kept.get("configured_w") == configured_w:
             limit_w = kept.get("power_w")
-            if limit_w is None or (isinstance(limit_w, int | float) and LEAST_W <= limit_w <= MOST_W):
+            if limit_w is None or (isinstance(limit_w, (int, float)) and LEAST_W <= limit_w <= MOST_W):
                 self.power.limit_w = limit_w
         for member in self.members:
             self._begin(member)

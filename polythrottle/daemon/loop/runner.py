@@ -3,6 +3,8 @@
 Sooner if requests pile up. The runner owns every part; the parts do not know it and answer by what they return.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,5 +1,7 @@
 """What services on one server share: each of them as the split of watts has to know it, and the watts themselves."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -7,6 +7,8 @@ https://docs.sglang.ai/references/production_metrics.html; TensorRT-LLM, pull re
 which later versions put ``trtllm_`` before each name; llama.cpp, tools/server/README.md.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

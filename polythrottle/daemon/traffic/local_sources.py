@@ -3,6 +3,8 @@
 Or only that its process runs.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from bisect import bisect_left, insort

@@ -22,6 +22,7 @@ from polythrottle.daemon.control.events import GPU_CLOCK, ClockWanted, ControlPl
 from polythrottle.daemon.control.state import State
 from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
+from polythrottle.domain.backports import paired
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.load.prompt_boost import ClockDemand, PromptNews
@@ -421,8 +422,7 @@ class HeldShare:
             return self._since[0][1]
         ends = [*(at_s for at_s, _ in list(self._since)[1:]), math.inf]
         parts = (
-            share * max(0.0, min(end, end_s) - max(at_s, begin_s))
-            for (at_s, share), end in zip(self._since, ends, strict=True)
+            share * max(0.0, min(end, end_s) - max(at_s, begin_s)) for (at_s, share), end in paired(self._since, ends)
         )
         return sum(parts) / (end_s - begin_s)
 

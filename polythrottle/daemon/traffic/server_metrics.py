@@ -18,6 +18,7 @@ from polythrottle.daemon.control.events import Target
 from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.engines import Names, names_on, whose
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
+from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import InvalidInput
 
 # One page of a server, fetched in the background, so that who needs it waits no longer than it wants to.
@@ -182,7 +183,7 @@ class _Sums:
         # NaN is what a server without a figure writes; what nothing can have counted would be kept by the history.
         if not abs(value) <= _MOST_COUNTED:
             return
-        histogram = sample.name.removesuffix("_bucket")
+        histogram = removesuffix(sample.name, "_bucket")
         if histogram != sample.name and histogram in names.histograms:
             end = float(sample.labels.get("le", "nan"))
             buckets = self.buckets.setdefault(histogram, {})

@@ -21,6 +21,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 configuration, ``dynamic_batching``. Other servers take no such word.
 """
 
+from __future__ import annotations
+
 import http.client
 import os
 import threading

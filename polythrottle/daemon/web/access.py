@@ -1,11 +1,14 @@
 """Who may use the API: where it is served, the roles of users, and the check that each request passes first."""
 
+from __future__ import annotations
+
 import hmac
 import ipaddress
 import os
 import re
 import socket
 import ssl
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,6 +22,7 @@ from polythrottle.actuation.server.unix_socket import group_id, peer_of
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import NodeShown
 from polythrottle.daemon.web.messages import Refusal
+from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput, PermissionDenied, StorageError
 from polythrottle.storage.untrusted import check_plain
 
@@ -61,7 +65,7 @@ class AccessControl:
     writers: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, readers: tuple[str, ...], writers: tuple[str, ...]) -> "AccessControl":
+    def of(cls, readers: tuple[str, ...], writers: tuple[str, ...]) -> AccessControl:
         """Return one for groups by name or number.
 
         Raises:
@@ -101,7 +105,7 @@ def _number(group: str) -> int:
 _TOKEN_LEAST = 16
 _TOKEN_MOST = 4096
 
-History = Callable[[int], Sequence[Mapping[str, Any]]]
+History = typing.Callable[[int], typing.Sequence[typing.Mapping[str, Any]]]
 """From a number of minutes to what is kept of them, oldest first; called from a thread of its own."""
 
 
@@ -159,7 +163,7 @@ class Tcp:
         *,
         option: str = "--tcp",
         for_all: bool = False,
-    ) -> "Tcp":
+    ) -> Tcp:
         """Return what ``HOST:PORT`` means; an IPv6 address stands in brackets.
 
         Raises:
@@ -170,7 +174,7 @@ class Tcp:
             number = int(port)
         else:
             raise InvalidInput(f"{option} takes HOST:PORT such as 127.0.0.1:8080, not {text[:60]!r}")
-        bare = host.removeprefix("[").removesuffix("]")
+        bare = removesuffix(removeprefix(host, "["), "]")
         if ":" in bare and bare == host:
             raise InvalidInput(f"{option} {text}: an IPv6 address stands in brackets, such as [::1]:8080")
         return cls(bare, number, certificate, key, token_file, option=option, for_all=for_all)
@@ -195,7 +199,7 @@ class Tcp:
         scheme = "http" if self.certificate is None else "https"
         known = self.token() if token else None
         # Behind the #, which no browser sends: the token stays out of logs and of Referer.
-        behind = "" if known is None else f"#token={quote(known.decode('ascii'), safe='')}"
+        behind = "" if known is None else f"#token={quote(known, safe='')}"
         return f"{scheme}://{shown}:{port}/{behind}"
 
     def secured(self) -> ssl.SSLContext | None:
@@ -285,8 +289,8 @@ class WebOptions:
     tcp: Tcp | None = None
     history: History = no_history
     state: Path | None = None
-    services: "Mapping[str, ServiceDoor]" = field(default_factory=dict)
-    node: "Callable[[], NodeShown] | None" = None
+    services: Mapping[str, ServiceDoor] = field(default_factory=dict)
+    node: Callable[[], NodeShown] | None = None
 
 
 @dataclass(frozen=True)
@@ -364,7 +368,7 @@ class Gate:
         _check_size(scope)
         visitor: Visitor = scope["state"]["visitor"]
         # Reversed, so that the first of two counts, as it does in Starlette, which reads them after this.
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        headers = {str(name, "latin-1"): str(value, "latin-1") for name, value in reversed(scope["headers"])}
         role = visitor.role
         if visitor.tcp:
             self._check_name(headers)

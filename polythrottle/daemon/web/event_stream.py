@@ -1,5 +1,7 @@
 """What is shown without asking the control loop: status and studies as JSON, and server-sent events of what is new."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import deque
@@ -288,7 +290,7 @@ class EventStream(Response):
             with suppress(asyncio.CancelledError):
                 await left
 
-    async def _parts(self, left: "asyncio.Future[None]") -> AsyncIterator[bytes]:
+    async def _parts(self, left: asyncio.Future[None]) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         yield _AGAIN
         while not left.done():
@@ -309,7 +311,7 @@ async def _left(receive: Receive) -> None:
         message = await receive()
 
 
-async def _either(changed: asyncio.Event, left: "asyncio.Future[None]", wait_s: float) -> bool:
+async def _either(changed: asyncio.Event, left: asyncio.Future[None], wait_s: float) -> bool:
     """Wait until something is new or the client has gone; return whether that is so before the time is up."""
     ring = asyncio.ensure_future(changed.wait())
     try:

@@ -1,8 +1,11 @@
 """How each request to the API is answered, and the profiles that can be applied."""
 
+from __future__ import annotations
+
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+import typing
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +35,7 @@ from polythrottle.daemon.web.messages import (
     read_body,
     read_query,
 )
+from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import DeviceError, PolythrottleError, UnknownName
 from polythrottle.domain.space import BATCH_SIZE
 
@@ -83,7 +87,7 @@ class Listing:
             UnknownName: If no file can have this name.
         """
         folders = (*self._folders, catalogue_dir(_TUNED))
-        tried = (Path(name), *(folder / f"{name.removesuffix('.toml')}.toml" for folder in folders))
+        tried = (Path(name), *(folder / f"{removesuffix(name, '.toml')}.toml" for folder in folders))
         try:
             return next((str(path.absolute()) for path in tried if path.is_file()), name)
         except OSError:  # it is too long, or a link to itself
@@ -206,7 +210,7 @@ class Api:
         return found
 
 
-Does = Callable[[Api, Request], Awaitable[Response]]
+Does = typing.Callable[[Api, Request], typing.Awaitable[Response]]
 
 
 def shown(what: Callable[[Api], Any]) -> Does:

@@ -3,11 +3,12 @@
 Values become JSON here, types of values its schemas, and a document is checked against its schema.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -17,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from polythrottle.daemon.energy_budget import LEAST_S, LEAST_W, LEAST_WH, MOST_S, MOST_W, MOST_WH
+from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import (
     BadFile,
     ClaimFailed,
@@ -34,7 +36,9 @@ from polythrottle.storage.untrusted import printable
 
 # From values to JSON and to what JSON looks like: one way for every answer.
 
-Schema = dict[str, Any]
+Schema = typing.Dict[str, Any]
+_OR_NONE = " | None"
+_GENERIC = {"tuple": typing.Tuple, "Mapping": typing.Mapping, "Optional": typing.Optional}
 
 
 def plain(value: Any) -> Any:
@@ -68,7 +72,7 @@ def schema_of(kind: Any) -> Schema:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _schema_of_fields(kind)
-    if origin in (typing.Union, types.UnionType):
+    if origin is typing.Union:
         several = [schema_of(each) for each in inner]
         if type(None) in typing.get_args(kind):
             nothing = [{"type": "null"}]
@@ -86,7 +90,7 @@ def schema_of(kind: Any) -> Schema:
 
 
 def _schema_of_fields(kind: Any) -> Schema:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = [each.name for each in dataclasses.fields(kind)]
     return {
         "type": "object",
@@ -96,10 +100,21 @@ def _schema_of_fields(kind: Any) -> Schema:
     }
 
 
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields; Python 3.8 knows neither ``tuple[…]`` nor ``… | None``."""
+    texts = {each.name: str(each.type) for each in dataclasses.fields(kind)}
+    known = {
+        name: f"Optional[{removesuffix(text, _OR_NONE)}]" if text.endswith(_OR_NONE) else text
+        for name, text in texts.items()
+    }
+    stand_in = type(kind.__name__, (), {"__annotations__": known, "__module__": kind.__module__})
+    return typing.get_type_hints(stand_in, localns=_GENERIC)
+
+
 def _finite_or_null(kind: Any) -> Schema:
     """A float that is not finite is written as null, so that each field of floats may be."""
     if kind is float:
-        return schema_of(kind | None)
+        return schema_of(typing.Optional[kind])
     return schema_of(kind)
 
 
@@ -479,7 +494,7 @@ def read_query(request: Request, schemas: Mapping[str, Schema]) -> dict[str, Any
     for name, text in request.query_params.multi_items():
         if name in found:
             raise Refusal(422, InvalidInput, f"{name[:40]} is given twice")
-        digits = text.removeprefix("-")
+        digits = removeprefix(text, "-")
         if digits.isascii() and digits.isdecimal() and len(digits) < 20:
             found[name] = int(text)
         else:

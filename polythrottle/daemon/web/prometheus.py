@@ -6,10 +6,13 @@ kinds of events, of which there are few, never words. Figures of energy carry it
 be taken for measured.
 """
 
+from __future__ import annotations
+
 import math
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Tuple, Union
 
 from polythrottle.daemon.control.state import Phase
 from polythrottle.daemon.status import FinetuningShown, NodeShown, ServiceShown, Status
@@ -42,8 +45,8 @@ KINDS = (
 )
 """Of events; one of a kind that is not listed counts as other, so that labels stay few."""
 
-Value = float | int | bool | None
-Labelled = Mapping[tuple[str, ...], Value]
+Value = Union[float, int, bool, None]
+Labelled = typing.Mapping[Tuple[str, ...], Value]
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class _Shared:
         self._node = node
         self._services = services
 
-    def collect(self) -> "Iterator[Metric]":
+    def collect(self) -> Iterator[Metric]:
         """Yield the metrics of a server of services, as prometheus_client asks for them."""
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
@@ -150,7 +153,7 @@ class _Shared:
             return {"": self._whole, **self._services}
         return self._services
 
-    def _pods(self) -> "Iterator[Metric]":
+    def _pods(self) -> Iterator[Metric]:
         """Yield which service is which pod, to be joined with the figures of services."""
         from prometheus_client.core import GaugeMetricFamily
 
@@ -171,7 +174,7 @@ class _Present:
     def __init__(self, status: Status) -> None:
         self._status = status
 
-    def collect(self) -> "Iterator[Metric]":
+    def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one service, as prometheus_client asks for them."""
         from prometheus_client.core import InfoMetricFamily
 
@@ -185,11 +188,11 @@ def _build(status: Status) -> dict[str, str]:
     return {"version": status.polythrottle, "device": status.device, "energy_kind": status.energy_kind}
 
 
-def _family(figure: Figure, status: Status) -> "Metric":
+def _family(figure: Figure, status: Status) -> Metric:
     return _labelled(figure, figure.labels, figure.values(status))
 
 
-def _labelled(figure: Figure, names: Sequence[str], values: Labelled) -> "Metric":
+def _labelled(figure: Figure, names: Sequence[str], values: Labelled) -> Metric:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     name = f"polythrottle_{figure.name}"

@@ -3,6 +3,8 @@
 Its OpenAPI 3.1 document and the ASGI application are made.
 """
 
+from __future__ import annotations
+
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -528,7 +530,7 @@ def _endpoint(api: Api, here: dict[str, Operation]) -> Callable[[Request], Await
 
 
 def _described(operations: Sequence[Operation]) -> Callable[[Request], Awaitable[Response]]:
-    @functools.cache
+    @functools.lru_cache(maxsize=None)
     def written() -> bytes:
         return to_json(document(operations))
 

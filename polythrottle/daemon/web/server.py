@@ -1,5 +1,7 @@
 """The thread that serves the API: its sockets, its limits on connections, its event loop, and the end of all three."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import logging
@@ -7,6 +9,7 @@ import os
 import socket
 import ssl
 import threading
+import typing
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +31,7 @@ from polythrottle.daemon.web.access import HEAD_BYTES_MOST, AccessControl, Role,
 from polythrottle.daemon.web.event_stream import StatusCache
 from polythrottle.daemon.web.handlers import Api
 from polythrottle.daemon.web.routes import build_app
+from polythrottle.domain.backports import dismiss
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 
 # The sockets the API listens at: made, permitted, and taken away.
@@ -68,7 +72,7 @@ def _clear(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         # Too many are at its door, or it is busy: either way it lives.
-        except (TimeoutError, BlockingIOError):
+        except (TimeoutError, socket.timeout, BlockingIOError):
             pass
     raise DeviceError(f"another daemon answers at {path}; end it with polythrottle daemon stop, or name another socket")
 
@@ -192,11 +196,11 @@ class House:
         await asyncio.gather(*rest, return_exceptions=True)
         await asyncio.sleep(0)  # so that closed transports let go of their sockets
 
-    def unix(self) -> "Connection":
+    def unix(self) -> Connection:
         """Return what handles the next connection of the Unix socket."""
         return Connection(self, tcp=False)
 
-    def tcp(self) -> "Connection":
+    def tcp(self) -> Connection:
         """Return what handles the next connection over TCP."""
         return Connection(self, tcp=True)
 
@@ -433,7 +437,7 @@ class ApiServer:
         """Accept only as many as may shake hands at once, for before that they are not among the counted."""
         loop = asyncio.get_running_loop()
         room = asyncio.Semaphore(_SHAKES_MOST)
-        shaking = set[asyncio.Task[None]]()
+        shaking: set[asyncio.Task[None]] = set()
         while True:
             await room.acquire()
             try:
@@ -469,11 +473,11 @@ class ApiServer:
             remove(self._path, self._inode)
         for listening in self._listening:
             listening.close()
-        self._aside.shutdown(wait=False, cancel_futures=True)
+        dismiss(self._aside)
         self._loop.close()
 
 
-class _ServiceApis(Mapping[str, Api]):
+class _ServiceApis(typing.Mapping[str, Api]):
     """The API of each service there is at the moment; that of one that is gone is let go.
 
     After it was made it belongs to the thread of the event loop.

@@ -7,10 +7,13 @@ their share to those that need much: power is capped at one level, at which the 
 cap of each stretch falls as its intensity rises. The cap never goes below what the lowest rung draws.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.units import show
@@ -53,7 +56,7 @@ class DailyLoad:
         if len(self.slots) != _SLOTS or not all(rate >= 0 and seconds >= 0 for rate, seconds in self.slots):
             raise InvalidInput(f"a day has {_SLOTS} half-hours with rates of at least 0")
 
-    def seen(self, at_s: float, rate_per_s: float, period_s: float) -> "DailyLoad":
+    def seen(self, at_s: float, rate_per_s: float, period_s: float) -> DailyLoad:
         """Return the pattern after one more look.
 
         Args:
@@ -111,7 +114,7 @@ class Supply:
         if not (0 < self.joules < math.inf and self.begin_s < self.end_s):
             raise InvalidInput("a supply is more than 0 J and lasts longer than 0 s")
 
-    def at(self, now_s: float) -> "Supply":
+    def at(self, now_s: float) -> Supply:
         """Return the supply of the day that a moment lies in, if it is daily; otherwise itself."""
         if not self.daily or self.begin_s <= now_s < self.end_s:
             return self
@@ -178,7 +181,7 @@ def ration(ladder: Ladder, ahead: Sequence[LoadInterval], left_j: float, factor:
 
 
 def _total_j(powers_w: Sequence[float], lengths_s: Sequence[float]) -> float:
-    return sum(power_w * length_s for power_w, length_s in zip(powers_w, lengths_s, strict=True))
+    return sum(power_w * length_s for power_w, length_s in paired(powers_w, lengths_s))
 
 
 def _need_w(ladder: Ladder, rate_per_s: float) -> float:
@@ -195,11 +198,11 @@ def _level_w(ahead: Sequence[LoadInterval], needs: Sequence[float], floors: Sequ
     def used_j(level_w: float) -> float:
         return sum(
             part.length_s * min(need, max(floor, level_w / part.weight))
-            for part, need, floor in zip(ahead, needs, floors, strict=True)
+            for part, (need, floor) in paired(ahead, paired(needs, floors))
         )
 
     low = 0.0
-    high = max(need * part.weight for need, part in zip(needs, ahead, strict=True))
+    high = max(need * part.weight for need, part in paired(needs, ahead))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if used_j(middle) <= left_j else (low, middle)
@@ -210,7 +213,7 @@ def _level_w(ahead: Sequence[LoadInterval], needs: Sequence[float], floors: Sequ
 def _lasts_s(needs: Sequence[float], lengths: Sequence[float], left_j: float) -> float:
     """Return for how long what is left covers the needs, one stretch after the other."""
     lasted_s = 0.0
-    for need, length_s in zip(needs, lengths, strict=True):
+    for need, length_s in paired(needs, lengths):
         if left_j < need * length_s:
             return lasted_s + max(0.0, left_j) / need
         lasted_s = lasted_s + length_s
@@ -226,8 +229,8 @@ def weighted(ahead: Sequence[LoadInterval], intensities: Sequence[float]) -> tup
         intensities: Per stretch, in g/kWh, above 0.
     """
     total_s = sum(part.length_s for part in ahead)
-    mean = sum(part.length_s * value for part, value in zip(ahead, intensities, strict=True)) / total_s
-    return tuple(replace(part, weight=value / mean) for part, value in zip(ahead, intensities, strict=True))
+    mean = sum(part.length_s * value for part, value in paired(ahead, intensities)) / total_s
+    return tuple(replace(part, weight=value / mean) for part, value in paired(ahead, intensities))
 
 
 def _wh(joules: float) -> str:

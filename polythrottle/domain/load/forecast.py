@@ -1,5 +1,7 @@
 """How many requests the next seconds will bring: the recent past, averaged, and its high percentile."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field, replace
 
@@ -61,7 +63,7 @@ class Forecast:
     peak_per_s: float = 0.0
     quick_per_s: float = 0.0
 
-    def seen(self, now_s: float, rate_per_s: float | None, period_s: float) -> "Forecast":
+    def seen(self, now_s: float, rate_per_s: float | None, period_s: float) -> Forecast:
         """Return the forecast after one more look.
 
         Args:
@@ -86,7 +88,7 @@ class Forecast:
         recent = (*kept, (now_s, fast))
         return replace(self, fast_per_s=fast, slow_per_s=slow, recent=recent, peak_per_s=peak, quick_per_s=quick)
 
-    def raised(self, rate_per_s: float | None) -> "Forecast":
+    def raised(self, rate_per_s: float | None) -> Forecast:
         """Return the forecast that takes a rate, where it is higher, for the average at once."""
         if self.fast_per_s is None or rate_per_s is None or rate_per_s <= self.fast_per_s:
             return self

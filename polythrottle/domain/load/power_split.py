@@ -8,15 +8,18 @@ no better. Servers have few services, so the exact answer is cheap: services are
 draw together only the staircase of those sums is kept that cost less than every smaller sum.
 """
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Tuple
 
 _MOST_STEPS = 1000
 """Of a staircase; beyond it draws are counted in thousandths of all, rounded up, which never breaks a budget."""
 _ALIKE = 1e-9
-Cost = tuple[float, float, float]
+Cost = Tuple[float, float, float]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ Nothing but what a proxy or a server's metrics tell is asked for: how many token
 first token yet, and, measured once, how fast prompts are computed at the highest clock.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -50,7 +52,7 @@ class PromptBoost:
     load: float = 0.0
     seen_s: float = 0.0
 
-    def arrived(self, now_s: float, tokens: float) -> "PromptBoost":
+    def arrived(self, now_s: float, tokens: float) -> PromptBoost:
         """Return what is known after so many tokens of prompts have come since the last time."""
         fades = math.exp(-max(0.0, now_s - self.seen_s) / self.window_s)
         load = self.load * fades + tokens / (self.tokens_per_s * self.window_s)
@@ -173,7 +175,7 @@ class PromptRate:
     nw: float = 0.0
     tw: float = 0.0
 
-    def after(self, count: int, tokens: float, work_s: float) -> "PromptRate":
+    def after(self, count: int, tokens: float, work_s: float) -> PromptRate:
         """Return what is known after so many prompts with so many tokens have taken so long."""
         kept = _KEPT**count
         return PromptRate(
@@ -227,7 +229,7 @@ class ClockDemand:
     pace: float = 0.0
     done: float = 0.0
 
-    def heard(self, news: PromptNews, held: float, limits: TokenLimits) -> "ClockDemand":
+    def heard(self, news: PromptNews, held: float, limits: TokenLimits) -> ClockDemand:
         """Return what is known after news.
 
         Args:
@@ -253,7 +255,7 @@ class ClockDemand:
             done=max(0.0, done) if news.sent else 0.0,
         )
 
-    def _learnt(self, news: PromptNews, before: PromptNews, work_s: float) -> "ClockDemand":
+    def _learnt(self, news: PromptNews, before: PromptNews, work_s: float) -> ClockDemand:
         work_s += self.work_s
         firsts = news.firsts - before.firsts
         if firsts > 0:
@@ -262,7 +264,7 @@ class ClockDemand:
         # What was given up before its first token has taught nothing.
         return replace(self, news=news, work_s=work_s if news.sent else 0.0)
 
-    def _paced(self, news: PromptNews, before: PromptNews, held: float, limit_s: float | None) -> "ClockDemand":
+    def _paced(self, news: PromptNews, before: PromptNews, held: float, limit_s: float | None) -> ClockDemand:
         passed_s = news.heard_s - before.heard_s
         fades = math.exp(-passed_s / _PACE_S)
         stream_s = self.stream_s * fades + before.streams * passed_s

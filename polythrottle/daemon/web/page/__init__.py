@@ -3,12 +3,14 @@
 Each asks nobody but where it came from.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from functools import lru_cache
+from pathlib import Path
 
 _SCRIPTS = ("words.js", "charts.js", "feed.js", "page.js")
 _STYLES = ("page.css",)
@@ -24,13 +26,13 @@ class Page:
     headers: Mapping[str, str]
 
 
-@cache
+@lru_cache(maxsize=None)
 def load() -> Page:
     """Return the page of one service."""
     return _joined("page.html", _SCRIPTS)
 
 
-@cache
+@lru_cache(maxsize=None)
 def load_node() -> Page:
     """Return the page of a server of services, from which each service's own page is reached."""
     return _joined("node.html", ("node.js",))
@@ -67,7 +69,7 @@ def _joined(document: str, scripts: Sequence[str], styles: Sequence[str] = _STYL
 
 
 def _part(name: str) -> str:
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

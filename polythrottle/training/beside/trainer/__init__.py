@@ -15,6 +15,8 @@ used: the daemon at rest reads where a job stands with `job_folder`. A job's fol
 ======================  =====================================================================================
 """
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ A scheduler and a trainer tell each other the task, and a JSON object per line o
 trainer, asks it for slices, measures them itself, and ends it when it does not answer.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import signal
@@ -106,14 +108,14 @@ class Task:
         """Return it as JSON."""
         return asdict(self)
 
-    def differences(self, other: "Task") -> tuple[str, ...]:
+    def differences(self, other: Task) -> tuple[str, ...]:
         """Return the names of what makes the other one a different job; empty if it resumes this one."""
         mine = self.document()
         theirs = other.document()
         return tuple(name for name in mine if name not in _FREE and mine[name] != theirs[name])
 
     @classmethod
-    def from_document(cls, document: Any) -> "Task":
+    def from_document(cls, document: Any) -> Task:
         """Return the task of a JSON document.
 
         Raises:
@@ -536,6 +538,6 @@ def _slice_done(told: Mapping[str, Any], measured_s: float) -> SliceDone:
     fields = {name: told[name] for name in SliceDone.__dataclass_fields__ if name != "measured_s"}
     left_out = tuple((str(each["file"]), str(each["why"])) for each in fields["left_out"])
     numbers = ("took_s", "samples", "of", "at", "step", "epoch", "position")
-    if any(not isinstance(fields[name], int | float) for name in numbers):
+    if any(not isinstance(fields[name], (int, float)) for name in numbers):
         raise TypeError("a number was expected")
     return SliceDone(measured_s, **{**fields, "left_out": left_out, "notices": tuple(map(str, fields["notices"]))})

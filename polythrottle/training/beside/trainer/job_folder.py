@@ -3,6 +3,8 @@
 Files are whole or not there: checkpoints have a checksum, and the served model is kept with the one before.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import json
@@ -304,7 +306,7 @@ class Listing:
         """Return the rows in the order of an epoch."""
         return sorted(rows, key=lambda row: (_draw(f"{seed}:{epoch}", self.samples[row].file), row))
 
-    def differences(self, now: "Listing") -> str:
+    def differences(self, now: Listing) -> str:
         """Return what has changed since, in words; empty if nothing has."""
         old, new = ({each.file: each for each in listing.samples} for listing in (self, now))
         parts = (
@@ -486,7 +488,7 @@ def _judges(found: Mapping[str, Any]) -> bool:
     """Return whether a document says how many samples were right, and whether the model may be served."""
     accuracy = found.get("accuracy")
     samples = found.get("samples")
-    right = isinstance(accuracy, int | float) and not isinstance(accuracy, bool) and 0 <= accuracy <= 1
+    right = isinstance(accuracy, (int, float)) and not isinstance(accuracy, bool) and 0 <= accuracy <= 1
     counted = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 0
     return right and counted and isinstance(found.get("holds"), bool) and isinstance(found.get("why"), str)
 
