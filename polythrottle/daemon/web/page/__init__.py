@@ -38,7 +38,7 @@ def load_node() -> Page:
     return _joined("node.html", ("node.js",))
 
 
-@cache
+@lru_cache(maxsize=None)
 def load_boards() -> Page:
     """Return the page of many boards, without them."""
     return _joined("boards.html", ("boards.js",), (*_STYLES, "boards.css"))
