@@ -327,7 +327,7 @@ def newest_for(identity: Mapping[str, str]) -> tuple[str, Profile] | None:
     for path, folder in (*newest, *((path, shipped) for path in sorted(shipped.glob("*/*.toml")))):
         profile = _read_once(path, _written_ns(path))
         if profile is not None and _is_for(profile, identity):
-            return path.relative_to(folder).as_posix().removesuffix(".toml"), profile
+            return removesuffix(path.relative_to(folder).as_posix(), ".toml"), profile
     return None
 
 

@@ -123,7 +123,7 @@ def test_boards_of_a_file_search_together(fleet: Path, capsys: pytest.CaptureFix
 
 def test_boards_of_a_file_are_set_and_put_back(fleet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file stands for its boards in apply and restore too, also where it names one alone."""
-    tuned = Path(__file__).resolve().parent.parent / "examples/orin-efficientnet-b4.toml"
+    tuned = Path(__file__).resolve().parents[2] / "examples/orin-efficientnet-b4.toml"
     fleet.write_text("[a]\nsim:jetson-agx-orin?seed=1\nsim:jetson-agx-orin?seed=2\n[b]\nsim:jetson-agx-orin\n")
     assert run(["apply", str(tuned), "--device", "@fleet.txt", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["boards"]) == 3

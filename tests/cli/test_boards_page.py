@@ -30,7 +30,7 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.inspect.examination import BoardState, BoardWatch
 
 TOKEN = "0123456789abcdef-secret"
-TUNED = Path(__file__).resolve().parent.parent / "examples/orin-efficientnet-b4.toml"
+TUNED = Path(__file__).resolve().parents[2] / "examples/orin-efficientnet-b4.toml"
 FLEET = "sim:jetson-nano\n[kitchen]\nsim:jetson-agx-orin?seed=1\nsim:jetson-agx-orin?seed=2\n"
 
 
