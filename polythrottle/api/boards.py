@@ -90,7 +90,9 @@ def method_of(
     watcher: Watcher,
     own: Optimizer | None = None,
 ) -> Optimizer:
-    """Return the search method of a study, which tries the points of other profiles first if there are any.
+    """Return the search method of a study, which tries points that others have proven first if there are any.
+
+    Those are the points of other profiles, or the answer of another board of one kind to the same question.
 
     Args:
         study: Names it.
@@ -103,9 +105,15 @@ def method_of(
     board, served = where
     presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
     optimizer = own or make_optimizer(study.method, Options(past.studies, plan.risk, presets))
-    if not plan.priors:
+    priors = plan.priors
+    origin = "a profile"
+    # Where each late request counts, the method itself decides whether a point may be tried.
+    if not priors and plan.risk is None and plan.errors is None:
+        priors = past.answers(study.problem, identity_of(unmetered(board)))
+        origin = "another board of this kind"
+    if not priors:
         return optimizer
-    primed = WarmStart(optimizer, plan.priors)
+    primed = WarmStart(optimizer, priors, origin)
     watcher.told(primed.words(study.problem.space))
     return primed
 

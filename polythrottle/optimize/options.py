@@ -70,11 +70,13 @@ class WarmStart:
     Args:
         method: Which.
         priors: Levels by knob; each stands for the nearest point of the space.
+        origin: Where they come from, for people.
     """
 
-    def __init__(self, method: Optimizer, priors: Sequence[Mapping[str, Level]]) -> None:
+    def __init__(self, method: Optimizer, priors: Sequence[Mapping[str, Level]], origin: str = "a profile") -> None:
         self._method = method
         self._priors = priors
+        self._origin = origin
 
     def suggest(self, study: Study) -> OperatingPoint:
         """Return the default, then each prior's point, then what the method suggests.
@@ -127,7 +129,7 @@ class WarmStart:
             ", ".join(f"{show_name(name)}={show_number(name, level)}" for name, level in point.items())
             for point in self._first(space)[1:]
         ]
-        return f"offered by a profile and tried right after the default: {'; '.join(points)}"
+        return f"offered by {self._origin} and tried right after the default: {'; '.join(points)}"
 
     def _first(self, space: SearchSpace) -> list[OperatingPoint]:
         return [space.default, *(nearest_point(space, prior) for prior in self._priors)]

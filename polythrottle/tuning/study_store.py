@@ -5,21 +5,22 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from polythrottle.backends.replay import Table
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.problem import Constraint, Problem
-from polythrottle.domain.space import SearchSpace
+from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize.features import shared_coordinates
 from polythrottle.storage import journal
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import boards_in
-from polythrottle.storage.identity import without_options
+from polythrottle.storage.identity import disagreement, without_options
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import ENDINGS
@@ -46,12 +47,14 @@ class PriorStudy:
         size: How many bytes of it, from the first on.
         sha256: Of those bytes, in hexadecimal.
         study: What they tell; a table gives a trial per row.
+        identity: Hardware and firmware it was begun on; empty where the journal does not tell.
     """
 
     path: Path
     size: int
     sha256: str
     study: Study
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def line(self) -> dict[str, str | int]:
         """Return what finds this study again, as a journal keeps it."""
@@ -82,6 +85,25 @@ class PriorStudies:
         """The earlier studies alone."""
         return tuple(lesson.study for lesson in self.lessons)
 
+    def answers(self, problem: Problem, identity: Mapping[str, str]) -> tuple[OperatingPoint, ...]:
+        """Return the answer that another board of one kind has to the same question; the newest, none if there is none.
+
+        Args:
+            problem: The question.
+            identity: Hardware and firmware of the board at hand.
+        """
+        for one in self.lessons:
+            earlier = one.study.problem
+            there = without_options(earlier.device) != without_options(problem.device)
+            asked = (earlier.constraints, earlier.objective) == (problem.constraints, problem.objective)
+            if not (there and asked and _one_kind(one.identity, identity) and _kinship(_facts(earlier), problem)[1]):
+                continue
+            # A relative limit may have nothing to multiply there, where the default could not be measured.
+            with contextlib.suppress(InvalidInput):
+                if (best := one.study.answered) is not None:
+                    return (best.point,)
+        return ()
+
     def words(self, problem: Problem, advice: str = "") -> Iterator[str]:
         """Yield what a user should know of it, a line each.
 
@@ -110,8 +132,8 @@ class PriorStudies:
             )
 
 
-def stored(folder: Path, problem: Problem) -> PriorStudies:
-    """Return the earlier studies of a store that concern the device or the workload of a problem.
+def stored(folder: Path, problem: Problem, identity: Mapping[str, str] = MappingProxyType({})) -> PriorStudies:
+    """Return the earlier studies of a store that concern the device, or its kind, or the workload of a problem.
 
     Studies of both come first, then the newest; those with fewer than `LEAST_TRIALS` completed trials, or without a
     knob that means the same, do not count.
@@ -119,6 +141,7 @@ def stored(folder: Path, problem: Problem) -> PriorStudies:
     Args:
         folder: Searched with all folders below, the newest thousand journals at most; need not exist.
         problem: What is to be tuned.
+        identity: Hardware and firmware of the device; of one kind are those that agree in them. Empty if not known.
     """
     near = []
     skipped = 0
@@ -129,7 +152,8 @@ def stored(folder: Path, problem: Problem) -> PriorStudies:
         except BadFile:
             skipped += 1
             continue
-        kinship = _kinship(line, problem)
+        device, workload = _kinship(line, problem)
+        kinship = (device or _one_kind(_identity_in(line), identity), workload)
         if any(kinship):
             near.append((not all(kinship), _age(path), path))
     return _first((path for _, _, path in sorted(near)), problem, skipped)
@@ -201,7 +225,8 @@ def lesson(path: Path, size: int | None = None) -> PriorStudy:
     whole, study = journal.told(path, data[:size])
     if boards := boards_in(data[:whole]):
         study = BoardsView(_ended(study), boards).on_all()
-    return PriorStudy(path.absolute(), whole, hashlib.sha256(data[:whole]).hexdigest(), _ended(study))
+    digest = hashlib.sha256(data[:whole]).hexdigest()
+    return PriorStudy(path.absolute(), whole, digest, _ended(study), _identity_in(journal.heading(path)))
 
 
 def _study_of(table: Table) -> Study:
@@ -293,14 +318,28 @@ def _same(one: object, two: str, digest: object, other: str | None) -> bool:
     return (one == two and bool(two)) or (digest is not None and digest == other)
 
 
-def _distance(one: Problem, two: Problem) -> int:
-    facts = {
-        "device": one.device,
-        "workload": one.workload,
-        "content": dict(one.content),
-        "arrivals": str(one.arrivals),
+def _identity_in(line: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return which hardware and firmware a journal's first line tells of."""
+    identity = members_of(members_of(line.get("plan")).get("identity"))
+    return {name: text for name, text in identity.items() if isinstance(text, str)}
+
+
+def _one_kind(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return bool(one) and bool(other) and disagreement(one, other) is None
+
+
+def _facts(problem: Problem) -> dict[str, Any]:
+    """Return of a problem what the first line of its journal tells."""
+    return {
+        "device": problem.device,
+        "workload": problem.workload,
+        "content": dict(problem.content),
+        "arrivals": str(problem.arrivals),
     }
-    device, workload = _kinship(facts, two)
+
+
+def _distance(one: Problem, two: Problem) -> int:
+    device, workload = _kinship(_facts(one), two)
     if not _alike(one.space, two.space):
         return 3 - 2 * device - workload
     return -2 * device - workload
@@ -386,7 +425,7 @@ def _past(study: Study, plan: StudyPlan) -> PriorStudies:
         return named([Path(path) for path in plan.history], study.problem)
     if study.problem.recorded:
         return PriorStudies()
-    return stored(state_dir() / "studies", study.problem)
+    return stored(state_dir() / "studies", study.problem, plan.identity)
 
 
 def _same_means(path: Path, begun: StudyPlan, asked: StudyPlan) -> None:
