@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.domain.load.power_split import Cost, PowerOption, spread, staircase
+from polythrottle.daemon.control.power_sharing import Cost, PowerOption, spread, staircase
 
 OPTION = st.builds(
     PowerOption,
