@@ -205,22 +205,30 @@ class DrawnSupply:
 
     def changes(self, seed: int) -> Iterator[Change]:
         """Yield arrivals and losses in the order of time."""
-        chance = Random(seed)
-        machines = count()
-        coming: list[tuple[float, int]] = [(0.0, next(machines)) for _ in range(self.machines)]
-        going: list[tuple[float, int]] = []
-        while (time_s := min(heap[0][0] for heap in (coming, going) if heap)) < inf:
-            if coming and coming[0][0] == time_s:
-                _, machine = heapq.heappop(coming)
-                heapq.heappush(going, (time_s + self._life_s(chance), machine))
-                yield Change(time_s, machine, True)
-            else:
-                _, machine = heapq.heappop(going)
-                heapq.heappush(coming, (time_s + self.order_s, next(machines)))
-                yield Change(time_s, machine, False)
+        return (change for change, _ in drawn_changes((self.lifetime,) * self.machines, self.order_s, Random(seed)))
 
-    def _life_s(self, chance: Random) -> float:
-        return max(_SHORTEST_S, next_loss_s(self.lifetime, 0.0, 1 - chance.random()))
+
+def drawn_changes(lifetimes: Sequence[Lifetime], order_s: float, chance: Random) -> Iterator[tuple[Change, int]]:
+    """Yield arrivals and losses of machines with drawn lifetimes in the order of time, each with the machine's place.
+
+    Args:
+        lifetimes: How long machines are kept in each place.
+        order_s: From the loss of a machine until its successor is there, in seconds; infinite for none.
+        chance: Where lifetimes are drawn from.
+    """
+    machines = count()
+    coming: list[tuple[float, int, int]] = [(0.0, next(machines), place) for place in range(len(lifetimes))]
+    going: list[tuple[float, int, int]] = []
+    while (time_s := min(heap[0][0] for heap in (coming, going) if heap)) < inf:
+        if coming and coming[0][0] == time_s:
+            _, machine, place = heapq.heappop(coming)
+            life_s = max(_SHORTEST_S, next_loss_s(lifetimes[place], 0.0, 1 - chance.random()))
+            heapq.heappush(going, (time_s + life_s, machine, place))
+            yield Change(time_s, machine, True), place
+        else:
+            _, machine, place = heapq.heappop(going)
+            heapq.heappush(coming, (time_s + order_s, next(machines), place))
+            yield Change(time_s, machine, False), place
 
 
 # How often a running job is interrupted: learnt from its own interruptions, or known from lifetimes and ages.

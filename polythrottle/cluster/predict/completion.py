@@ -5,13 +5,14 @@ Seconds, dollars, joules with their spread.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 from random import Random
 from statistics import fmean, quantiles
 
+from polythrottle.cluster.conditions import drawn_changes
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.fleet.transient_machine import HOUR_S, Lifetime, next_loss_s
+from polythrottle.domain.fleet.transient_machine import HOUR_S, Lifetime
 
 # How fast a cluster trains: workers that share parameter servers, or that wait for each other at a barrier.
 #
@@ -219,7 +220,11 @@ def _spread(values: Sequence[float]) -> DrawnSpread:
 
 
 class _Drawn:
-    """One draw: an event loop over losses and joins."""
+    """One draw: losses and joins by turns with training.
+
+    Machines come and go as in a simulated fleet (`drawn_changes`). Training differs from `job_simulator` on purpose:
+    members may be of any kinds, of which only their speed together is known, and nobody learns, caps or decides.
+    """
 
     def __init__(self, job: ClusterJob, random: Random) -> None:
         self.job = job
@@ -232,38 +237,39 @@ class _Drawn:
         self.there = set(range(len(job.members)))
         self.stopped_s = 0.0
         self.since_s = 0.0
-        self.events = [(self._life_s(index), index, False) for index in self.there]
-        heapify(self.events)
 
     def go(self) -> tuple[float, float, float, float] | None:
         """Return seconds, dollars, joules and losses until the work is done; None where it never would be."""
+        order_s = inf
+        if self.job.replace_s is not None:
+            order_s = self.job.replace_s
+        changes = drawn_changes([member.lifetime for member in self.job.members], order_s, self.random)
+        # All are there when the job begins.
+        later = islice(changes, len(self.job.members), None)
         # Machines that live for seconds and are replaced at once would let a draw go on for ever.
-        for _ in range(_MOST_EVENTS):
-            at_s, index, joins = heappop(self.events) if self.events else (inf, -1, False)
-            if self._trained_until(at_s):
-                return self.now_s, self.usd, self.energy_j, float(self.losses)
-            if at_s == inf:
-                return None
-            self._changed(index, joins)
+        for change, place in islice(later, _MOST_EVENTS):
+            if self._trained_until(change.time_s):
+                return self._outcome()
+            self._changed(place, change.there)
+        # Nothing happens any more: whoever is there ends it, or nobody does.
+        if next(later, None) is None and self._trained_until(inf):
+            return self._outcome()
         return None
 
-    def _life_s(self, index: int) -> float:
-        return self.now_s + next_loss_s(self.job.members[index].lifetime, 0.0, 1.0 - self.random.random())
+    def _outcome(self) -> tuple[float, float, float, float]:
+        return self.now_s, self.usd, self.energy_j, float(self.losses)
 
-    def _changed(self, index: int, joins: bool) -> None:
+    def _changed(self, place: int, joins: bool) -> None:
         self.stopped_s = self.job.regroup_s
         if joins:
-            self.there.add(index)
-            heappush(self.events, (self._life_s(index), index, False))
+            self.there.add(place)
             return
-        self.there.discard(index)
+        self.there.discard(place)
         self.losses += 1
         if self.job.redone:
             # At the speed before the loss, since that is what the work was done at.
-            self.done -= self.since_s * self._rate((*sorted({*self.there, index}),))
+            self.done -= self.since_s * self._rate((*sorted({*self.there, place}),))
             self.since_s = 0.0
-        if self.job.replace_s is not None:
-            heappush(self.events, (self.now_s + self.job.replace_s, index, True))
 
     def _rate(self, there: tuple[int, ...]) -> float:
         every_s = self.job.checkpoint_every_s
