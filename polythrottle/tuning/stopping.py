@@ -194,7 +194,9 @@ def with_most_left(reason: str, optimizer: Optimizer, study: Study, answer: Tria
         study: At its end.
         answer: Its answer, if it has one.
     """
-    if answer is None or reason.startswith(ALL_TRIED) or not isinstance(optimizer, Surveyor):
+    untried = len(study.visited) < len(study.problem.space)
+    # Of fewer trials a model knows its own prior and little else.
+    if answer is None or not untried or len(study.completed) < CORNERED or not isinstance(optimizer, Surveyor):
         return reason
     share = optimizer.most_left(study, answer)
     if math.isnan(share):

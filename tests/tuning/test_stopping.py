@@ -132,22 +132,23 @@ def test_spans_are_written_with_their_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "reason", "ending"),
+    ("share", "trials", "ending"),
     [
-        (0.0, "30 trials made", "30 trials made; at most 1 % is left to save"),
-        (0.0301, "nothing more to gain: x", "nothing more to gain: x; at most 4 % is left to save"),
-        (math.nan, "30 trials made", "30 trials made"),
-        (0.3, "all points tried: 12", "all points tried: 12"),
+        (0.0, 4, "30 J used; at most 1 % is left to save"),
+        (0.0301, 11, "30 J used; at most 4 % is left to save"),
+        (math.nan, 11, "30 J used"),
+        (0.3, 3, "30 J used"),
+        (0.3, 12, "30 J used"),
     ],
 )
-def test_what_is_left_at_most_is_said_rounded_up(share: float, reason: str, ending: str) -> None:
-    """Where the method knows, and something is left to try; a grid does not know."""
+def test_what_is_left_at_most_is_said_rounded_up(share: float, trials: int, ending: str) -> None:
+    """Where the method knows, a few trials were made, and something is left to try; a grid does not know."""
 
     class Surveying(Listed):
         def most_left(self, study: Study, answer: Trial) -> float:
             return share
 
-    whole = costly(3)
-    assert with_most_left(reason, Surveying(), whole, whole.best) == ending
-    assert with_most_left(reason, Surveying(), whole, None) == reason
-    assert with_most_left(reason, Listed(), whole, whole.best) == reason
+    whole = costly(trials)
+    assert with_most_left("30 J used", Surveying(), whole, whole.best) == ending
+    assert with_most_left("30 J used", Surveying(), whole, None) == "30 J used"
+    assert with_most_left("30 J used", Listed(), whole, whole.best) == "30 J used"
