@@ -278,6 +278,9 @@ class ServingPlace:
             uri = self.device.strip()
         if uri.startswith("replay:"):
             raise InvalidInput("a replay table cannot fine-tune; take sim:<board> or a real device")
+        # The model and its trainer would run here, while the joules are the board's.
+        if uri.startswith("ssh:"):
+            raise InvalidInput("fine-tuning does not go over SSH yet; log in to the board, and run the command there")
         if self.workload in names("profiles/workloads"):
             raise InvalidInput(f"{self.workload} describes a model for simulated boards; a real device needs the model")
         if self.threads is None:
