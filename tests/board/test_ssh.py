@@ -266,11 +266,13 @@ def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_come
                 seen = measure(device, workload, point, words.window(device))
                 assert int(rate.read_text()) == point["mem_hz"]
                 assert asked[0] == "work set"
-                assert set(asked[1:]) == {"work"}
+                # The lease is renewed by a thread of its own, whenever that is due.
+                assert {each for each in asked[1:] if each != "renew"} == {"work"}
                 asked.clear()
                 closing = device.closing()
                 assert asked == []
-                assert closing.energy_j >= seen.energy_j * seen.latency.queries
+                # A window's end lies between two samples of power, a part of one of which the reading may lack.
+                assert closing.energy_j >= 0.99 * seen.energy_j * seen.latency.queries
                 assert device.closing().energy_j >= closing.energy_j
                 assert asked == ["read"], "it was told once"
             device.apply(points[0].moved({"mem_hz": 1}))
