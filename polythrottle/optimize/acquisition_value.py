@@ -203,8 +203,8 @@ _REMOTE = 0.0005
 """A point counts towards what may be left at most if it holds every limit and saves as much with this chance.
 
 Of one point it is far below one in twenty, for there are many points, and models of few trials are surer than they
-should be: at this chance the bound held at 57 of 60 ends on the recorded tables, 58 of 60 with history, and 48 of 48
-on simulated boards (``benchmarks/search.md``).
+should be: at this chance, which was chosen by them, the bound held at 57 of 60 ends on the recorded tables, 58 of 60
+with history, and 12 of 12 on simulated boards (``benchmarks/search.md``).
 """
 _HALVINGS = 40
 _FAILED = 0.3

@@ -237,7 +237,9 @@ class ConstrainedBayes:
 
     def most_left(self, study: Study, answer: Trial) -> float:
         """Return which share of an answer's objective another point may save at most; NaN if unknown or a front."""
-        if study.problem.objective is Objective.PARETO or not study.judgeable:
+        problem = study.problem
+        # The models know the space alone, and a trial that was told from elsewhere may lie beside it.
+        if problem.objective is Objective.PARETO or not study.judgeable or answer.point not in problem.space:
             return math.nan
         with _quiet():
             from polythrottle.optimize.acquisition_value import most_left  # loads torch

@@ -194,6 +194,8 @@ def test_what_is_left_at_most_bounds_what_is_left(visit: Visit) -> None:
     assert said[0] > said[-1]
     front = replace(made, problem=replace(made.problem, objective=Objective.PARETO))
     assert math.isnan(ConstrainedBayes().most_left(front, made.trials[0]))
+    beside = replace(made.trials[0], point=made.trials[0].point.moved({"batch_size": 3}))
+    assert math.isnan(ConstrainedBayes().most_left(made, beside))
 
 
 @pytest.mark.slow
