@@ -246,7 +246,7 @@ def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[fl
     way = min(1.0, max(0.0, missing / room)) if room > 0 else 0.0
     made = [values[0]]
     for number, (low, high) in steps:
-        made += [low + way * (high - low)] * number + [high]
+        made += [min(high, low + way * (high - low))] * number + [high]  # a sum of floats may end a hair beyond
     return made
 
 

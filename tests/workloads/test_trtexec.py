@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError, Unanswered, UnknownName
@@ -257,6 +257,7 @@ def test_a_latency_longer_than_its_run_cannot_be() -> None:
         told(SUMMARY, elapsed_s=0.01)
 
 
+@example([1.0, 1.194375612003114, 4098.126298273412, 4098.126298273412], [])
 @given(
     st.lists(st.floats(0.01, 1e4), min_size=1, max_size=400),
     st.lists(st.sampled_from([90.0, 95.0, 99.0, 99.9]), unique=True),
