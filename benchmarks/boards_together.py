@@ -27,8 +27,7 @@ from polythrottle.domain.study import Study
 from polythrottle.optimize import make_optimizer
 from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.journal import Journal
-from polythrottle.tuning.board_offsets import BoardsView
-from polythrottle.tuning.open_board import OpenBoard
+from polythrottle.tuning.boards_together import BoardsView, OpenBoard
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.several_boards import SharedStudy
 from polythrottle.tuning.stopping import Budget, Rule

@@ -21,6 +21,7 @@ NOT_RUN = {
     "daemon status": "needs a daemon",
     "daemon stop": "needs a daemon",
     "daemon budget": "needs a daemon",
+    "study-host": "until Ctrl-C",
     "daemon install": "needs sh and install",
     "cluster train": "starts processes",
     "cluster status": "needs a job",

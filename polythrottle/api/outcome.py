@@ -23,7 +23,7 @@ from polythrottle.storage.boards_journal import boards_of
 from polythrottle.storage.identity import disagreement, identity_of
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
-from polythrottle.tuning.board_offsets import BoardAnswer, BoardsView
+from polythrottle.tuning.boards_together import BoardAnswer, BoardsView
 from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.setup import RUNS_ON, device_name, workload_name
 from polythrottle.tuning.study_store import PriorStudies, PriorStudy

@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
 from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, space_from
@@ -25,6 +23,9 @@ from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer, Sensor, usual_sensor
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _TRIES = 5
 T = TypeVar("T")

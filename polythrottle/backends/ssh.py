@@ -211,6 +211,11 @@ class SshDevice(RemoteDevice):
         self.board = board
         self._closing: Reading | None = None
         super().__init__("", "", knobs=knobs, token="", line=board.line)
+        # A loan is of the actuator on the board, and not of what runs there for this process, which takes it up.
+        lent = self._lent
+        self._lent = ""
+        if lent and board.place.device.startswith("actuator:"):
+            self._ask("borrow", token=lent)
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, str], knobs: Sequence[str] | None = None) -> "SshDevice":

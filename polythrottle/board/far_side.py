@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.actuation.actuator import acting_for
+from polythrottle.actuation.client.connection import TOKEN
 from polythrottle.actuation.restore import concerned, standing
 from polythrottle.actuation.server.permits import Permits
 from polythrottle.actuation.server.request_handler import Check, Request, Service, request_from
@@ -156,13 +157,7 @@ def _serve(mark: str, folder: Path, device: str) -> int:
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
-        uri = find_device().uri if device in ("", "auto") else device
-        scheme = DeviceURI.parse(uri).scheme
-        if scheme == "sim":
-            raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
-        if scheme in ("actuator", "ssh", "replay"):
-            raise InvalidInput(f"{device} cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can")
-        uri = served_uri(uri)
+        uri = _served(device)
         why_missing(uri)
         path = folder / "far.sock"
         if len(os.fsencode(path)) > _LONGEST_PATH:
@@ -192,6 +187,25 @@ def _serve(mark: str, folder: Path, device: str) -> int:
     if left:
         return 1
     return 0
+
+
+def _served(device: str) -> str:
+    """Return the URI of the device that a desk means.
+
+    Raises:
+        InvalidInput: If it cannot be reached over SSH.
+        DeviceError: If there is none.
+    """
+    uri = find_device().uri if device in ("", "auto") else device
+    scheme = DeviceURI.parse(uri).scheme
+    if scheme == "sim":
+        raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
+    if scheme in ("ssh", "replay"):
+        raise InvalidInput(f"{device} cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can")
+    # What an actuator serves is opened by its own rules, and set by whoever it is lent to.
+    if scheme == "actuator":
+        return uri
+    return served_uri(uri)
 
 
 def _tell(mark: str, words: str) -> None:
@@ -269,6 +283,7 @@ _VERBS: Mapping[str, Mapping[str, Check]] = {
     "examine": {},
     "files": {"device": _text, "names": _names},
     "work": {"token": _text, "point": _message, "message": _message},
+    "borrow": {"token": _text},
 }
 
 
@@ -290,6 +305,7 @@ class FarService(Service):
             "examine": self._examine,
             "files": self._files,
             "work": self._work,
+            "borrow": self._borrow,
         }
         self._host = WorkHost(path)
 
@@ -315,6 +331,11 @@ class FarService(Service):
         # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
         with acting_for(request.text.get("holder", "")):
             return super()._take(peer, request)
+
+    def _borrow(self, peer: Peer, request: Request) -> dict[str, Any]:
+        # In the environment of this process, where the device looks for it, and in no command line that others read.
+        os.environ[TOKEN] = request.text.get("token", "")
+        return {}
 
     def _hand_over(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, _ = self._own(peer, request)

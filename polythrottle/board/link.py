@@ -46,6 +46,7 @@ _PATTERNS = (
     "backends/nvml/*.py",
     "backends/power.py",
     "backends/probe.py",
+    "backends/remote.py",
     "backends/served_devices.py",
     "board/__init__.py",
     "board/far_side.py",

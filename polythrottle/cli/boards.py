@@ -1,6 +1,7 @@
 """`polythrottle boards`, and `apply`, `apply --confirm` and `restore` of several boards: each one line, or why not."""
 
 import contextlib
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -331,6 +332,49 @@ def _serve(looks: "BoardWatch", groups: Mapping[str, str], tcp: "Tcp", every_s: 
             looks.look(heard)
             publish()
             clock.sleep(max(0.0, every_s - (clock.now() - began_s)))
+
+
+# `polythrottle study-host`: makes here what is due for the daemons of boards that have no optimiser.
+
+
+def study_host(
+    devices: Annotated[
+        list[str] | None,
+        typer.Option("--device", "-d", metavar="URI", help="Boards whose daemons are meant: ssh://orin,ssh://nano."),
+    ] = None,
+    socket: Annotated[
+        Path | None, typer.Option("--socket", metavar="PATH", help="Of a daemon of this machine, or there on a board.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End once each board has had a study.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the studies of boards' daemons here, over SSH, until Ctrl-C: for boards without an optimiser.
+
+    A daemon there announces a study that is due, lends its board to this host, and compares the profile it is given
+    back. Boards of one kind learn from each other's studies. Exit code 6 if a daemon cannot be asked.
+    """
+    from polythrottle.api.study_host import HostNews, host_studies
+    from polythrottle.backends.device_uri import boards_named
+
+    boards = [board.uri for text in devices or () for board in boards_named(text)]
+
+    def tell(news: HostNews) -> None:
+        if as_json:
+            typer.echo(json.dumps(asdict(news)))
+        else:
+            typer.echo(f"{news.board}: {news.words}")
+        sys.stdout.flush()
+
+    hosts = host_studies(boards, tell, socket=socket, once=once)
+    try:
+        hosts.wait()
+    except KeyboardInterrupt:
+        hosts.stop()
+        raise
+    if hosts.failures:
+        for board, error in hosts.failures.items():
+            complain(f"{board}: {error}", error.exit_code)
+        raise typer.Exit(max(error.exit_code for error in hosts.failures.values()))
 
 
 # `polythrottle apply`, `apply --confirm` and `restore` of several boards.

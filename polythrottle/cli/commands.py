@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.apply import apply, restore
-from polythrottle.cli.boards import boards
+from polythrottle.cli.boards import boards, study_host
 from polythrottle.cli.cluster.commands import app as clusters
 from polythrottle.cli.compare import AttributeOption, RequestTable, RequireOption, check, run_comparison
 from polythrottle.cli.daemon import app as daemons
@@ -42,7 +42,7 @@ from polythrottle.cli.options import (
     levels,
     spread,
 )
-from polythrottle.cli.output import answer, complain, optional, own_stdout, say_which
+from polythrottle.cli.output import answer, complain, found_study, optional, own_stdout, say_which
 from polythrottle.cli.proxy import proxy
 from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.cli.search_benchmark import app as benchmarks
@@ -443,7 +443,7 @@ def report(
     from polythrottle.api.outcome import profile_of, read_study, report_facts, report_path
     from polythrottle.report import write_report
 
-    journal = _found_study(study)
+    journal = found_study(study)
     path = out or report_path(journal)
     write_report(read_study(journal), path, facts=report_facts(journal), profile=profile_of(journal))
     answer({"report": str(path)}, as_json, lambda made: typer.echo(f"report  {made['report']}"))
@@ -462,7 +462,7 @@ def explain(
     from polythrottle.api import search as api
     from polythrottle.cli.render.explanation import explain_document, print_explanation
 
-    answer(api.explain(_found_study(study)), as_json, print_explanation, explain_document)
+    answer(api.explain(found_study(study)), as_json, print_explanation, explain_document)
 
 
 app.add_typer(
@@ -480,6 +480,12 @@ app.add_typer(finetunes, name="finetune", rich_help_panel=KEEP, short_help="Fine
 app.add_typer(
     clusters, name="cluster", rich_help_panel=KEEP, short_help="Train on machines that can be taken away (spot)."
 )
+app.command(
+    "study-host",
+    rich_help_panel=BOARDS,
+    short_help="Make the studies of boards' daemons here.",
+    epilog=examples("polythrottle study-host --socket daemon.sock"),
+)(study_host)
 app.command(
     rich_help_panel=BOARDS,
     short_help="List, group and watch many boards at once.",
@@ -502,16 +508,6 @@ app.command(
 )(snapshot)
 app.add_typer(benchmarks, name="bench", rich_help_panel=RESEARCH)
 app.add_typer(reproductions, name="reproduce", rich_help_panel=RESEARCH)
-
-
-def _found_study(name: str) -> Path:
-    """Return the journal that a name means; says on standard error which, where it is another file than was named."""
-    from polythrottle.api.outcome import find_study
-
-    found = find_study(name)
-    if found != Path(name):
-        complain(f"{name} is the study {found}")
-    return found
 
 
 def _check_folder(arguments: Sequence[str]) -> None:

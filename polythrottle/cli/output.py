@@ -86,6 +86,16 @@ def say_which(name: str) -> None:
     complain(f"{name} is {found[0].stem}, the newest of {len(found)}: {found[0]}; name {others} for another")
 
 
+def found_study(name: str) -> Path:
+    """Return the journal that a name means; says on standard error which, where it is another file than was named."""
+    from polythrottle.api.outcome import find_study
+
+    found = find_study(name)
+    if found != Path(name):
+        complain(f"{name} is the study {found}")
+    return found
+
+
 @contextlib.contextmanager
 def own_stdout() -> Iterator[None]:
     """Keep standard output for the answer: whatever a workload writes to it meanwhile goes to standard error."""

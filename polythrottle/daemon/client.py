@@ -234,6 +234,10 @@ class Client:
         """End a study; its journal keeps what it knows."""
         return self._asked("DELETE", f"/v1/studies/{quote(id, safe='')}")
 
+    def host_study(self, host: str, claim: str = "", **said: Any) -> Answer:
+        """Claim the study that is due, or say how far it is, as `polythrottle.daemon.commands.HostStudy` has it."""
+        return self._asked("POST", "/v1/study-host", {"host": host, "claim": claim, **said})
+
     def report(self, seen: RequestStats) -> Answer:
         """Say what a serving program saw since it said so last; the answer holds ``batch`` and ``gather_s``."""
         told = asdict(seen)

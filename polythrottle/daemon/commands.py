@@ -92,6 +92,32 @@ class StopStudy:
 
 
 @dataclass(frozen=True)
+class HostStudy:
+    """Claim the study that is due for another machine, say how far that is with it, or give back what it has found.
+
+    Args:
+        host: Who asks, for people.
+        claim: What the answer to the first call named; empty to claim.
+        trials: Made so far.
+        best_j: Energy of the best point so far, joules.
+        leaves: Whether the host gives the claim up: another may go on with the study.
+        ended: Whether the study has ended.
+        failed: Whether something went wrong with it, so that it is not made again; ``words`` say what.
+        profile: What was found, as the text of its file; empty for none.
+    """
+
+    host: str
+    claim: str = ""
+    trials: int = 0
+    best_j: float | None = None
+    leaves: bool = False
+    ended: bool = False
+    failed: bool = False
+    words: str = ""
+    profile: str = ""
+
+
+@dataclass(frozen=True)
 class Report:
     """What a serving program says of its own requests (see ``traffic=report``)."""
 
@@ -103,6 +129,8 @@ class Stop:
     """End the daemon: board restored, study stopped."""
 
 
-Command = Union[ApplyProfile, Confirm, Release, Take, SetBudget, SetNodePower, StartStudy, StopStudy, Report, Stop]
+Command = Union[
+    ApplyProfile, Confirm, Release, Take, SetBudget, SetNodePower, StartStudy, StopStudy, HostStudy, Report, Stop
+]
 Answer = typing.Mapping[str, Any]
 """What the control loop says when it has done what was wished; at least ``{"words": ...}``."""

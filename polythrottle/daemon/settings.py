@@ -111,6 +111,7 @@ class Settings:
             does it in a terminal.
         readers: Groups that may look; ``writers`` those that may change.
         finetune: Folders of fine-tuning jobs, or of several, besides ``finetune`` in the state folder.
+        study: Who makes studies, ``itself`` or a ``host``; None for whoever can.
         services: Several services, each with devices of its own, in place of the one above.
         left_out: Those of a file that cannot be, each with why; the others are looked after all the same.
         node: The power they share.
@@ -137,6 +138,7 @@ class Settings:
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     finetune: tuple[Path, ...] = ()
+    study: str | None = None
     services: tuple[ServiceSettings, ...] = ()
     left_out: tuple[str, ...] = ()
     node: NodeSettings = field(default_factory=NodeSettings)
@@ -540,6 +542,7 @@ _TOP: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "socket": ("socket", _path),
     "slo": ("slo", _slo),
     "finetune": ("finetune", _folders),
+    "study": ("study", _text),
 }
 _API: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "tcp": ("tcp", _text),

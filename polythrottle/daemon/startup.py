@@ -32,6 +32,7 @@ from polythrottle.daemon.followed_profile import (
     untuned,
 )
 from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.hosted_study import HostedStudies, by_host
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
@@ -205,6 +206,13 @@ def build(
     accept(site.board)
     record = HistoryStore(folder / "daemon.db", wall)
     accounts = Accounts(record, wall, settings.allowance)
+    hosted: HostedStudies | None = None
+    studies: Studies
+    if by_host(settings.study):
+        studies = hosted = HostedStudies(folder, site.lender, record, clock, late_left=accounts.late_left)
+        study_waits = partial(_waits_for_host, hosted, study_waits)
+    else:
+        studies = Studies(folder, site.lender, record, clock, late_left=accounts.late_left)
     parts = LoopComponents(
         clock,
         site.board,
@@ -212,7 +220,7 @@ def build(
         desk,
         record,
         accounts,
-        Studies(folder, site.lender, record, clock, late_left=accounts.late_left),
+        studies,
         settings.guards,
         settings.slo,
         site.identity,
@@ -226,6 +234,8 @@ def build(
     if isinstance(site.traffic, PromptSource) and isinstance(clock, WakingClock):
         site.traffic.on_news(clock.wake)
     runner = Runner(parts, tuned)
+    if hosted is not None:
+        _bind(hosted, runner)
     if unfit:
         runner.unfit(unfit)
     if settings.budget is not None and not accounts.goes_on(settings.budget):  # a restart fills up no battery
@@ -235,6 +245,18 @@ def build(
             runner.events.tell("finetuning", f"there is no folder {job} yet; it is looked for")
     runner.go_on()
     return runner, record
+
+
+def _waits_for_host(studies: HostedStudies, waits: Callable[[], str]) -> str:
+    return waits() or studies.no_host()
+
+
+def _bind(studies: HostedStudies, runner: Runner) -> None:
+    """Let studies that wait for a host know what the control loop wants, and go on with one from before."""
+    studies.wanted = lambda: runner.executor.state.study_wanted
+    studies.want = runner.executor.want_study
+    studies.tell = runner.events.tell
+    studies.go_on()
 
 
 def build_node(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from polythrottle.daemon.commands import HostStudy
 from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.status import StudyShown
@@ -176,6 +177,27 @@ class Studies:
         self.asked = StudyRequest(trials, dict(options))
         return before
 
+    @property
+    def at_once(self) -> bool:
+        """Whether a study that waited for a host can begin; none does here."""
+        return False
+
+    def ask_host(self, trials: int, options: Mapping[str, str]) -> dict[str, str] | None:
+        """Return what to answer where a study is to wait for a host; None where none does, as here."""
+        return None
+
+    def host(self, said: HostStudy) -> dict[str, Any]:
+        """Refuse a study host, as none is needed here.
+
+        Raises:
+            InvalidInput: Always.
+        """
+        raise InvalidInput('this daemon makes its studies itself; study = "host" in its settings has a host do it')
+
+    def dropped(self, name: str) -> str:
+        """Have the study of this name wait no more; return that in words, empty if none waits, as here."""
+        return ""
+
     def ask_again(self, request: StudyRequest) -> None:
         """Have the next study be as it was asked for before."""
         self.asked = request
@@ -288,9 +310,13 @@ class Studies:
         named = _NAMED.fullmatch(str(last.get("name")))
         if named is None:
             return "study-1"
-        if last.get("done") is False and (self._journals / f"{named[0]}.jsonl").exists():
+        if last.get("done") is False and self._goes_on(named[0]):
             return named[0]
         return f"study-{int(named[1]) + 1}"
+
+    def _goes_on(self, name: str) -> bool:
+        """Say whether there is a journal of this study to go on from."""
+        return (self._journals / f"{name}.jsonl").exists()
 
     def _words(self, tuned: FollowedProfile, device: str, journal: Path, out: Path) -> list[str]:
         slo = [word for text in tuned.slo for word in ("--slo", text)]

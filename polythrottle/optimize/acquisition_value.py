@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from botorch.utils.probability.utils import log_erfcx, log_ndtr, log_phi
 from torch import Tensor
 
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.study import Study, Trial, TrialState
-from polythrottle.optimize.acquisition import log_expected_improvement, log_probability_below, log_standard_improvement
 from polythrottle.optimize.features import Array, Rows
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, running_rows, study_posterior
@@ -22,13 +22,49 @@ from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, b
 from polythrottle.optimize.safety import ceiling, log_below
 from polythrottle.optimize.surrogate import QuantityPosterior, one_thread
 
-# What a trial adds to a front of two quantities that are both to be small.
-#
-# Loads torch.
-
+_FAR = -1e5
 _LEAST = 1e-300
 _BLOCK = 512
 """Points at a time: what a processor's cache holds of them and thirty strips."""
+
+
+# Improvement and feasibility, both as logarithms, so that neither vanishes far away.
+
+
+def log_expected_improvement(mean: Tensor, std: Tensor, best: float | Tensor) -> Tensor:
+    """Return log E[max(best − y, 0)] for y ~ N(mean, std²) (Jones et al. 1998; LogEI of Ament et al. 2023, eq. 8).
+
+    Args:
+        mean: Shape (points,).
+        std: Shape (points,), > 0.
+        best: The value to improve on, or several, against which columns of `mean` and `std` stand: shape (values,).
+
+    Returns:
+        Finite logarithms, shape (points,), or (points, values).
+    """
+    return std.log() + log_standard_improvement((best - mean) / std)
+
+
+def log_standard_improvement(z: Tensor) -> Tensor:
+    """Return log(φ(z) + z Φ(z)) without cancellation at any z (Ament et al. 2023, eq. 9).
+
+    Below −1 it is log φ(z) + log(1 − √(π/2) |z| erfcx(|z|/√2)), whose last term tends to −2 log |z|.
+    """
+    near = z.clamp_min(-1.0)
+    below = z.clamp(_FAR, -1.0)
+    far = z.clamp_max(-1.0)
+    direct = (log_phi(near).exp() + near * log_ndtr(near).exp()).log()
+    ratio = 0.5 * math.log(math.pi / 2.0) + (-below).log() + log_erfcx(-below / math.sqrt(2.0))
+    tail = torch.where(z > _FAR, (-torch.expm1(ratio)).clamp_min(1e-12).log(), -2.0 * (-far).log())
+    return torch.where(z > -1.0, direct, log_phi(z) + tail)
+
+
+def log_probability_below(mean: Tensor, std: Tensor, limit: float) -> Tensor:
+    """Return log P(y ≤ limit) for y ~ N(mean, std²), shape (points,) (Gardner et al. 2014, §3.2)."""
+    return log_ndtr((limit - mean) / std)
+
+
+# What a trial adds to a front of two quantities that are both to be small.
 
 
 def front_of(values: Tensor) -> Tensor:
@@ -66,11 +102,11 @@ def log_improvement(mean: Tensor, std: Tensor, values: Tensor, reference: Tensor
 
 def _log_area(mean: Tensor, std: Tensor, edges: Tensor, heights: Tensor) -> Tensor:
     """Return the log of the area each point is expected to add to the strips, shape (points,)."""
-    upto = _log_improvement(edges[1:], mean[:, :1], std[:, :1])
+    upto = log_expected_improvement(mean[:, :1], std[:, :1], edges[1:])
     below = torch.full_like(upto, -torch.inf)
     below[:, 1:] = upto[:, :-1]
     width = upto + (-torch.expm1(below - upto)).clamp_min(_LEAST).log()
-    return torch.logsumexp(width + _log_improvement(heights, mean[:, 1:], std[:, 1:]), dim=1)
+    return torch.logsumexp(width + log_expected_improvement(mean[:, 1:], std[:, 1:], heights), dim=1)
 
 
 def _strips(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,11 +114,6 @@ def _strips(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     inside = front_of(values[(values < reference).all(dim=1)])
     edges = torch.cat([values.new_tensor([-torch.inf]), inside[:, 0], reference[:1]])
     return edges, torch.cat([reference[1:], inside[:, 1]])
-
-
-def _log_improvement(best: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return log E[(best − y)⁺] for y ~ N(mean, std²) of every point (rows) against every best (columns)."""
-    return std.log() + log_standard_improvement((best - mean) / std)
 
 
 # What is to be improved on, as sums of modelled logarithms: energy, energy × delay, delay, or a front of both.

@@ -14,7 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polythrottle.optimize.acquisition import log_expected_improvement, log_probability_below
+from polythrottle.optimize.acquisition_value import log_expected_improvement, log_probability_below
 from polythrottle.optimize.features import Array
 from polythrottle.optimize.surrogate import one_thread
 

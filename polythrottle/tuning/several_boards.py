@@ -25,8 +25,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import ENOUGH, Study, Trial, TrialState
 from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.journal import Journal
-from polythrottle.tuning.board_offsets import BoardsView
-from polythrottle.tuning.open_board import OpenBoard, shared_window
+from polythrottle.tuning.boards_together import BoardsView, OpenBoard, shared_window
 from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Outlook, Rule, with_most_left
 from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, tune
 

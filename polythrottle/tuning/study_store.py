@@ -25,7 +25,7 @@ from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import ENDINGS
 from polythrottle.storage.untrusted import members_of
-from polythrottle.tuning.board_offsets import BoardsView
+from polythrottle.tuning.boards_together import BoardsView
 from polythrottle.tuning.plan import LEARNERS, StudyPlan
 from polythrottle.tuning.setup import device_name, slug, workload_name
 

@@ -331,7 +331,7 @@ def test_log_expected_improvement_is_exact_near_and_finite_far() -> None:
     import torch
     from botorch.acquisition.analytic import _log_ei_helper
 
-    from polythrottle.optimize.acquisition import log_standard_improvement
+    from polythrottle.optimize.acquisition_value import log_standard_improvement
 
     z = torch.linspace(-30.0, 10.0, 2001, dtype=torch.double)
     torch.testing.assert_close(log_standard_improvement(z), _log_ei_helper(z), rtol=1e-9, atol=1e-9)

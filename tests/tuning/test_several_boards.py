@@ -22,8 +22,7 @@ from polythrottle.optimize import make_optimizer
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import BoardsJournal, boards_of
 from polythrottle.storage.journal import ATTEMPTS, Journal
-from polythrottle.tuning.board_offsets import BoardAnswer, BoardOffset, BoardsView, KindOffsets, Offset
-from polythrottle.tuning.open_board import OpenBoard
+from polythrottle.tuning.boards_together import BoardAnswer, BoardOffset, BoardsView, KindOffsets, Offset, OpenBoard
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.several_boards import SharedStudy
 from polythrottle.tuning.stopping import Budget, Rule

@@ -16,7 +16,7 @@ from polythrottle.tuning.stopping import is_conclusive
 
 if TYPE_CHECKING:
     from polythrottle.api.outcome import Tuning
-    from polythrottle.tuning.board_offsets import BoardAnswer
+    from polythrottle.tuning.boards_together import BoardAnswer
     from polythrottle.tuning.setup import Setup
     from polythrottle.tuning.sweep import Swept
 

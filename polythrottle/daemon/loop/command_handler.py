@@ -16,6 +16,7 @@ from polythrottle.daemon.commands import (
     ApplyProfile,
     Command,
     Confirm,
+    HostStudy,
     Release,
     Report,
     SetBudget,
@@ -441,8 +442,9 @@ class CommandHandler:
         if isinstance(command, Report):
             return _target(self._reported(command))
         if isinstance(command, StartStudy):
-            name, words = self._study_started(command)
-            return {"words": words, "id": name}
+            return self._study_started(command)
+        if isinstance(command, HostStudy):
+            return self._hosted(command)
         if isinstance(command, Release):
             return self._released(command.reason)
         return {"words": self._done(command, read or partial(read_named, command))}
@@ -457,7 +459,7 @@ class CommandHandler:
         if isinstance(command, SetBudget):
             return self._budget_set(command, cast("Carbon | None", read()))
         if isinstance(command, StopStudy):
-            return self._study_stopped(command.id)
+            return self.studies.dropped(command.id) or self._study_stopped(command.id)
         if isinstance(command, Stop):
             return "the daemon ends, and gives the board back"
         raise InvalidInput(f"the daemon does not know how to {type(command).__name__}")
@@ -541,7 +543,7 @@ class CommandHandler:
             return f"{name} will be followed {waits}"
         return f"{name} is followed"
 
-    def _study_started(self, command: StartStudy) -> tuple[str, str]:
+    def _study_started(self, command: StartStudy) -> Answer:
         studies = self.studies
         if self.studies.runs:
             raise InvalidInput("a study runs already; stop it first, or follow it")
@@ -551,8 +553,9 @@ class CommandHandler:
             raise DeviceError(
                 "fine-tuning runs, and a study would measure both; end it, or ask again once it has ended"
             )
-        waits = self.study_waits()
-        if waits:
+        if due := studies.ask_host(command.trials, command.options):
+            return due
+        if waits := self.study_waits():
             raise DeviceError(f"no study can begin now: {waits}")
         wanted = self.executor.state.study_wanted
         before = studies.ask(command.trials, command.options)
@@ -562,7 +565,13 @@ class CommandHandler:
             self.executor.want_study(wanted)
             studies.ask_again(before)
             raise DeviceError(f"no study could be started while the daemon is {self.executor.state.phase}; ask again")
-        return studies.shown.id, f"study {studies.shown.id} has started"
+        return {"words": f"study {studies.shown.id} has started", "id": studies.shown.id}
+
+    def _hosted(self, said: HostStudy) -> Answer:
+        answer = self.studies.host(said)
+        if self.studies.at_once and not self.study_waits():
+            self.executor.do(StudyAsked("somebody asked for it"))
+        return answer
 
     def _study_stopped(self, name: str) -> str:
         studies = self.studies

@@ -414,6 +414,20 @@ STUDY = _object(
         "options": {**_object(TUNE_OPTIONS), "description": "Further words of polythrottle tune."},
     }
 )
+HOST = _object(
+    {
+        "host": {"type": "string", "maxLength": 64, "description": "Who asks, for people."},
+        "claim": {"type": "string", "maxLength": 64, "description": "As the first answer named it; empty to claim."},
+        "trials": _count(10_000, "Made so far."),
+        "best_j": _number(1e12, "Energy of the best point so far, joules."),
+        "leaves": {"type": "boolean", "description": "Whether it gives the claim up; another host may go on."},
+        "ended": {"type": "boolean", "description": "Whether the study has ended."},
+        "failed": {"type": "boolean", "description": "Whether it went wrong: it is not made again."},
+        "words": {"type": "string", "maxLength": 300, "description": "Why, for people."},
+        "profile": {"type": "string", "maxLength": 60_000, "description": "What was found: the text of its file."},
+    },
+    "host",
+)
 _PERHAPS = ["integer", "null"]
 _MOST_REQUESTS = 10**7
 """Of one report: no board answers as many within the seconds from one to the next."""

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polythrottle.daemon.commands import Confirm, Release, SetBudget, SetNodePower, StartStudy, Stop, Take
+from polythrottle.daemon.commands import Confirm, HostStudy, Release, SetBudget, SetNodePower, StartStudy, Stop, Take
 from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown, WorkloadShown
 from polythrottle.daemon.web.access import Gate
 from polythrottle.daemon.web.event_stream import KIND
@@ -51,6 +51,7 @@ from polythrottle.daemon.web.messages import (
     BUDGET,
     EVENTS_QUERY,
     HISTORY_QUERY,
+    HOST,
     LAST_EVENT,
     NODE_POWER,
     NOTHING,
@@ -280,6 +281,16 @@ OPERATIONS: tuple[Operation, ...] = (
         does=study_events,
         kinds=(KIND,),
         refuses=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/study-host",
+        name="hostStudy",
+        words="Claim the study that is due, say how far it is, or give back what it has found; at least every 10 s.",
+        does=wished(HOST, lambda sent: HostStudy(**sent)),
+        answer=_done(state={"enum": ["none", "waiting", "lent", "ended"]}, claim={"type": "string"}),
+        body=HOST,
+        refuses=(409, 503, 507),
     ),
     Operation(
         method="GET",

@@ -13,9 +13,8 @@ from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
 from polythrottle.domain.errors import BadFile, PolythrottleError
 from polythrottle.domain.study import Reference, Study, Trial
 from polythrottle.storage.append_log import AppendLog
-from polythrottle.storage.journal.fold import Fold, folded
 from polythrottle.storage.journal.lines import FORMAT, cost_line, late_line, measurement_line, study_line
-from polythrottle.storage.journal.reader import check_regular
+from polythrottle.storage.journal.reader import Fold, check_regular, folded
 
 ATTEMPTS = 3
 """How often a trial may be interrupted before it is given up as failed."""

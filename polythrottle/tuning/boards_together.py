@@ -1,16 +1,23 @@
-"""By how much boards of one kind differ, and what a study of several would have seen on one of them."""
+"""Boards of one kind that search together: by how much they differ, and what one of them would have seen."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import geometric_mean
 from typing import Any
 
-from polythrottle.domain.measurement import Interval, Latency, Measurement, saving_interval
+from polythrottle.board.hosted import BoardWorkload
+from polythrottle.domain.errors import TrialError
+from polythrottle.domain.measurement import Interval, Latency, Measurement, Query, Window, saving_interval
 from polythrottle.domain.metrics import OF_CLASS
+from polythrottle.domain.ports import Device, Workload
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
+
+LEAST_SHARE = 100
+"""How many queries a board's share of a window has at least, so that a p99 is seen once."""
 
 # GPUs of one type differ by some 8 % in what they draw (Sinha et al., SC 2022: "Not all GPUs are created equal"), and
 # by less in how fast they are. Each board measures the default point, and what is seen there beside the others is
@@ -27,6 +34,60 @@ _VAGUE_SD = 0.02
 _LEAST_SD = 1e-3
 _TWO_SIDED = 1.96
 _TOKENS_PER_J = "tokens_per_j"
+
+
+def shared_window(window: Window, share: int) -> Window:
+    """Return a window of a share of its most queries.
+
+    The default point is measured on every board, and what they see there is put together: each has its share of the
+    queries. Elsewhere it is half of them: the second half tells little more, since two windows at one point differ
+    anyway, while other boards wait for it.
+
+    Args:
+        window: As it is where one board searches alone.
+        share: By how much to divide.
+    """
+    most = max(window.queries, min(window.most_queries, LEAST_SHARE), math.ceil(window.most_queries / share))
+    return replace(window, most_queries=most)
+
+
+@dataclass(frozen=True)
+class OpenBoard:
+    """A board that takes part.
+
+    Args:
+        uri: As it was named.
+        device: Not entered yet.
+        served: Serves queries on it.
+    """
+
+    uri: str
+    device: Device
+    served: Workload
+
+    def cut_short_when(self, unneeded: Callable[[], bool]) -> None:
+        """Have the next query fail once nobody needs it, so that a window ends early and the board is restored.
+
+        A workload that cannot be told, or drives itself, has its window waited for.
+
+        Args:
+            unneeded: Whether nobody does; asked before each query, or over SSH each time something is told.
+        """
+        if isinstance(self.served, BoardWorkload):
+            self.served.told.cut = unneeded
+            return
+        query = self.served.query
+
+        def query_if_needed() -> Query:
+            if unneeded():
+                raise TrialError("nobody needs it any more")
+            return query()
+
+        with contextlib.suppress(AttributeError):
+            setattr(self.served, "query", query_if_needed)  # noqa: B010
+
+
+# By how much they differ
 
 
 @dataclass(frozen=True)
