@@ -201,7 +201,7 @@ def with_most_left(reason: str, optimizer: Optimizer, study: Study, answer: Tria
     share = optimizer.most_left(study, answer)
     if math.isnan(share):
         return reason
-    return f"{reason}; at most {said_at_most(share)} % is left to save"
+    return f"{reason}; at most {said_at_most(share)} % is left to save, likely less"
 
 
 def said_at_most(share: float) -> int:

@@ -62,7 +62,7 @@ def test_it_is_the_search_that_tune_makes(table: Path) -> None:
     assert (found.trials, found.ended) == (len(made.study.trials), made.ended)
     assert found.regret == pytest.approx(best.measurement.energy_j / posed.best_j - 1)
     assert found.promised is not None
-    assert found.ended.endswith(f"; at most {100 * found.promised:.0f} % is left to save")
+    assert found.ended.endswith(f"; at most {100 * found.promised:.0f} % is left to save, likely less")
 
 
 def test_a_noisy_board_is_judged_by_its_noiseless_model() -> None:

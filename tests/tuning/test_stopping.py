@@ -134,8 +134,8 @@ def test_spans_are_written_with_their_unit() -> None:
 @pytest.mark.parametrize(
     ("share", "trials", "ending"),
     [
-        (0.0, 4, "30 J used; at most 1 % is left to save"),
-        (0.0301, 11, "30 J used; at most 4 % is left to save"),
+        (0.0, 4, "30 J used; at most 1 % is left to save, likely less"),
+        (0.0301, 11, "30 J used; at most 4 % is left to save, likely less"),
         (math.nan, 11, "30 J used"),
         (0.3, 3, "30 J used"),
         (0.3, 12, "30 J used"),
