@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.device_uri import at_once, check_distinct, check_uri
 from polythrottle.backends.meters import Metered, unmetered
 from polythrottle.backends.ssh import SshDevice
-from polythrottle.domain.clock import Clock, VirtualClock
+from polythrottle.domain.clock import Clock, SystemClock, Thread, VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled, findings_of
@@ -285,6 +286,8 @@ def _knobs(board: Device) -> tuple[Finding, ...]:
 WITHIN_S = 30.0
 """How long a board may take; ssh and its Python have to be started first."""
 _LOOK_S = 1.0
+_PROMPT_S = 1.0
+"""What fails sooner holds nobody up."""
 
 # One board at one moment, and which kind it is of.
 
@@ -384,24 +387,70 @@ class BoardWatch:
         self._boards = {uri: _WatchedBoard(uri) for uri in uris}
         self._within_s = within_s
         self._clock = clock
+        self._late: dict[str, BoardState] = {}
+        self._asked: dict[str, Future[BoardState]] = {}
 
     def look(self, heard: Callable[[BoardState], object] = lambda state: None) -> tuple[BoardState, ...]:
         """Return what every board shows, in the order in which they were named.
 
+        A board that took its time to fail does not hold up the looks that follow: it is asked beside the others, and
+        what it answers is there at the next look.
+
         Args:
             heard: Called with each as soon as it has answered.
         """
+        clock = self._clock or SystemClock()
+        began_s = clock.now()
+        for uri in self._late:
+            if uri not in self._asked:
+                self._asked[uri] = self._ask(uri)
+        prompt = tuple(uri for uri in self._boards if uri not in self._late)
         states: dict[str, BoardState] = {}
-        for answer in at_once(tuple(self._boards), lambda uri: self._boards[uri].look(), self._within_s, self._clock):
-            state = answer.found or BoardState(answer.uri, failure=" ".join(str(answer.error).split()))
+        for answer in at_once(prompt, lambda uri: self._boards[uri].look(), self._within_s, clock):
+            state = answer.found or _failed(answer.uri, answer.error)
             states[answer.uri] = state
             heard(state)
+            if state.failure and clock.now() - began_s > _PROMPT_S:
+                self._late[answer.uri] = state
+        wait(self._asked.values(), timeout=_PROMPT_S / 10)
+        for uri in tuple(self._asked):
+            states[uri] = self._answer(uri)
+            heard(states[uri])
         return tuple(states[uri] for uri in self._boards)
+
+    def _ask(self, uri: str) -> "Future[BoardState]":
+        """Have a board looked at in a thread of its own, which nobody waits for."""
+        asked: Future[BoardState] = Future()
+
+        def run() -> None:
+            try:
+                asked.set_result(self._boards[uri].look())
+            except BaseException as error:  # raised again in the thread of whoever looks
+                asked.set_exception(error)
+
+        Thread(target=run, name=f"polythrottle-{uri}", daemon=True).start()
+        return asked
+
+    def _answer(self, uri: str) -> BoardState:
+        """Return what a board that is late shows; as it failed last, while it still owes its answer."""
+        if not self._asked[uri].done():
+            return self._late[uri]
+        try:
+            state = self._asked.pop(uri).result()
+        except PolythrottleError as error:
+            self._late[uri] = _failed(uri, error)
+            return self._late[uri]
+        del self._late[uri]
+        return state
 
     def close(self) -> None:
         """Let go of every board."""
         for board in self._boards.values():
             board.close()
+
+
+def _failed(uri: str, error: BaseException | None) -> BoardState:
+    return BoardState(uri, failure=" ".join(str(error).split()))
 
 
 class _WatchedBoard:

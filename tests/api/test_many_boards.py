@@ -181,6 +181,31 @@ def test_a_board_that_still_owes_an_answer_is_not_asked_again(monkeypatch: pytes
     assert len(opened) == 2
 
 
+def test_a_board_that_is_late_holds_up_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that follow have the others' answers at once, and its own when it has come."""
+    back, asked = threading.Event(), []
+
+    def slow(uri: str) -> object:
+        if uri.endswith("tx2"):
+            asked.append(uri)
+            assert back.wait(60.0)
+            if len(asked) == 1:
+                raise DeviceError("no way there")
+        return open_device(uri)
+
+    monkeypatch.setattr(examination, "open_device", slow)
+    watch = BoardWatch(["sim:jetson-tx2", "sim:jetson-nano"], 1.2)
+    failures = [tuple(state.failure for state in watch.look()) for _ in range(3)]
+    assert failures[0] == ("no answer within 1.2 s", "")
+    assert failures[1][1] == failures[2][1] == ""
+    assert all(words.startswith("still no answer") for words, _ in failures[1:])
+    back.set()
+    while watch.look()[0].failure:
+        pass
+    assert len(asked) == 2
+    watch.close()
+
+
 def test_boards_are_listed_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     """With a line for what cannot be reached, exit code 6, and the same as a document and as figures."""
     words = ["boards", "sim:jetson-nano,sim:jetson-orin-nano", "replay:none.csv"]
