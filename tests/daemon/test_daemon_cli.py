@@ -362,7 +362,7 @@ def test_a_study_sets_the_board_through_the_actuator(pair: Pair, tmp_path: Path)
     pair.daemon = pair.begun()
     client = pair.daemon.client
     client.start_study(2, {"method": "random", "seconds": "0.1", "queries": "2"})
-    until(lambda: client.status().study and client.status().study.state != "running", 300.0)
+    until(lambda: client.status().study and client.status().study.state != "running", 500.0)  # it is nice to others
     assert client.status().study.state == "ended"  # type: ignore[union-attr]
     assert any("compared in turns" in event.words for event in client.events())
     until(lambda: pair.is_set)
