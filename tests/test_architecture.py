@@ -65,7 +65,6 @@ HEAVY = {
     "onnx": ("workloads",),
     "onnxruntime": ("workloads",),
     "tensorrt": ("workloads",),
-    "aiohttp": ("workloads",),
     "tritonclient": ("workloads",),
     "grpc": ("daemon",),
     "google": ("daemon", "workloads"),
@@ -79,7 +78,7 @@ HEAVY = {
     "textual": ("cli",),
     "starlette": ("daemon",),
     "uvicorn": ("daemon",),
-    "h11": ("daemon", "proxy"),
+    "h11": ("daemon", "proxy", "workloads"),
     "prometheus_client": ("daemon", "proxy"),
     "rich": ("cli", "api"),
 }

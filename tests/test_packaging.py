@@ -44,8 +44,8 @@ def test_each_image_has_what_its_role_needs_and_the_one_below(wheel: Path) -> No
     assert actuator == {"numpy", "nvidia-ml-py", "tomli", "tomli-w", "typing-extensions"}
     assert actuator < daemon < tuner
     assert {"grpcio", "starlette", "typer", "uvicorn"} <= daemon
-    assert tuner - daemon >= {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "aiohttp"}
-    assert not {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "aiohttp", "ray"} & daemon
+    assert tuner - daemon >= {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "tritonclient"}
+    assert not {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "tritonclient", "ray"} & daemon
     assert "ray" not in tuner
 
 

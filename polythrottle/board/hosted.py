@@ -1,11 +1,12 @@
 """A workload on a board over SSH as the desk sees it: its windows are driven there, told, and judged here."""
 
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,13 +17,15 @@ from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Query, Reading
-from polythrottle.domain.ports import EXACT_SENSOR, Device
+from polythrottle.domain.ports import EXACT_SENSOR, Device, Placement, Target
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.observed_window import ObservedWindow, Verdict, idle_watts
 from polythrottle.metering.point_measurement import Asked, Closing, Run
 from polythrottle.metering.window import Watched, WindowSample, observe, query_from
 
 _POLL_S = 1.0
+_FILES = (".onnx", ".engine", ".plan")
+_SERVICES = ("kserve://", "openai://", "openai+https://")
 _RUNS_THERE = re.compile(r"cmd:.*|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:\?.*)?", re.DOTALL)
 Exchange = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -40,32 +43,51 @@ class HostingBoard(Protocol):
 
 
 class BoardWorkload:
-    """A workload in the board's own Python; satisfies the ports ``Workload``, ``Noting`` and ``Hosted``.
+    """A workload in the board's own Python; satisfies the ports ``Workload``, ``Noting``, ``Placed`` and ``Hosted``.
 
     Args:
-        uri: What opens it there: ``cmd:<words>`` or ``package.module:callable``.
+        uri: What opens it there: ``cmd:<words>``, ``package.module:callable``, ``kserve://…``, ``openai://…``, or
+            the path there of an ONNX model or a TensorRT engine.
         board: Which; closed with the workload.
         options: As of `polythrottle.workloads.open_workload`: ``inputs``, ``batch_sizes``, ``threads``, ``timeout_s``.
+        target: The GPU that is tuned, if one is.
 
     Raises:
         InvalidInput: If it cannot be run there.
         PolythrottleError: As opening it there does.
     """
 
-    def __init__(self, uri: str, board: HostingBoard, options: Mapping[str, Any]) -> None:
-        if not _RUNS_THERE.fullmatch(uri):
-            raise InvalidInput(
-                f"{uri} cannot be run over SSH: a board runs cmd:<shell words> and package.module:callable"
-            )
+    def __init__(self, uri: str, board: HostingBoard, options: Mapping[str, Any], target: Target | None = None) -> None:
         self.uri = uri
         self._board = board
-        board.hosts = True
         self._told = Told(board.work)
-        self._told.say(do="open", uri=uri, **options)
-        found = self._told.next("opened")[1]
+        try:
+            _check_runs_there(uri)
+            found = self._open(options, target)
+        except BaseException:
+            board.close()  # nobody else would, while somebody keeps the error
+            raise
         self.space: SearchSpace = space_from(json.loads(found["space"]))
         self.notes: tuple[str, ...] = tuple(map(str, found["notes"]))
         self._point = self.space.default
+        self.digest = str(found["digest"])
+        """Of the model's file; empty where it is none."""
+        self.placement = None
+        if (where := found["placement"]) is not None:
+            self.placement = Placement(**where)
+        self.target = target
+        """The GPU that is tuned, with the number it has there."""
+        if target is not None:
+            self.target = replace(target, find=lambda: int(found["number"]))
+
+    def _open(self, options: Mapping[str, Any], target: Target | None) -> Mapping[str, Any]:
+        self._board.hosts = True
+        tuned = None
+        if target is not None:
+            tuned = {"title": target.title, "uuids": list(target.uuids), "place": target.place}
+        self._told.say(do="open", uri=self.uri, key=_key_for(self.uri), target=tuned, **options)
+        found: Mapping[str, Any] = self._told.next("opened")[1]
+        return found
 
     def apply(self, point: OperatingPoint) -> None:
         """Set the knobs of the queries to come.
@@ -95,8 +117,48 @@ class BoardWorkload:
         return self._told
 
     def close(self) -> None:
-        """Hang up: what was opened there ends with the connection."""
-        self._board.close()
+        """Hang up: what was opened there ends with the connection.
+
+        Raises:
+            DeviceError: If a service is not left there as it was found.
+        """
+        try:
+            if self.uri.startswith(_SERVICES):
+                self._leave()
+        finally:
+            self._board.close()
+
+    def _leave(self) -> None:
+        """Wait until a service is as it was found, which may take longer than what ends with a connection has."""
+        self._told.cut = lambda: False
+        try:
+            self._told.mend()
+            self._told.say(do="close")
+            self._told.until("closed")
+        except PolythrottleError:
+            # A connection that is lost has been told of; the board's side leaves the service by itself then.
+            if not self._told.torn:
+                raise
+
+
+def _check_runs_there(uri: str) -> None:
+    if uri.startswith("kserve+grpc://"):
+        raise InvalidInput(f"{uri} cannot be asked over SSH: gRPC needs packages of the desk; write kserve:// (HTTP)")
+    file = uri.partition("?")[0].lower().endswith(_FILES)
+    if not (file or uri.startswith(_SERVICES) or _RUNS_THERE.fullmatch(uri)):
+        raise InvalidInput(
+            f"{uri} cannot be run over SSH: a board runs cmd:<shell words>, package.module:callable, model.onnx, "
+            "model.engine, kserve://host:port/model and openai://host:port/model"
+        )
+
+
+def _key_for(uri: str) -> str:
+    """Return the key that a server is to be shown; what is set here is meant for the server that is named here."""
+    if uri.startswith("openai"):
+        from polythrottle.workloads.services.openai import KEY
+
+        return os.environ.get(KEY, "")
+    return ""
 
 
 class Told:
@@ -112,7 +174,8 @@ class Told:
         self._orders: list[Mapping[str, object]] = []
         self.failed = False
         """Whether an error has ended what was under way there, or it can be followed no longer."""
-        self._torn = False
+        self.torn = False
+        """Whether an answer was lost, so that nobody knows what is under way there."""
         self.cut: Callable[[], bool] = lambda: False
         """Whether nobody needs what is under way there any more."""
 
@@ -140,7 +203,7 @@ class Told:
                 raise
             # A lost connection, or a Ctrl-C: whoever waited for the end of what runs there might wait for ever.
             except BaseException:
-                self.failed = self._torn = True
+                self.failed = self.torn = True
                 raise
         if self._events[0][0] == "error":
             self.failed = True
@@ -153,7 +216,7 @@ class Told:
         Raises:
             PolythrottleError: If the board cannot be reached.
         """
-        if not self._torn:
+        if not self.torn:
             return
         sensor = asdict(EXACT_SENSOR)
         orders: Sequence[Mapping[str, object]] = [
@@ -170,7 +233,7 @@ class Told:
                 self._events.extend(self._exchange(orders, _POLL_S))
                 orders = ()
         self._events.popleft()
-        self._torn = False
+        self.torn = False
 
     def next(self, *kinds: str) -> Sequence[Any]:
         """Return what comes next, which must be of one of some kinds.

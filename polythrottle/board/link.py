@@ -37,71 +37,38 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _PATTERNS = (
     "actuation/*.py",
     "actuation/[ds]*/*.py",
-    "actuation/client/__init__.py",
-    "actuation/client/connection.py",
-    "backends/__init__.py",
     "backends/cpu/*.py",
-    "backends/device_uri.py",
     "backends/jetson/*.py",
     "backends/nvml/*.py",
-    "backends/power.py",
-    "backends/probe.py",
-    "backends/remote.py",
-    "backends/served_devices.py",
-    "board/__init__.py",
-    "board/far_side.py",
-    "board/work_host.py",
-    "catalog/__init__.py",
-    "catalog/boards.py",
-    "catalog/documents.py",
-    "catalog/models.py",
-    "domain/__init__.py",
-    "domain/arrivals.py",
-    "domain/backports.py",
-    "domain/clock.py",
-    "domain/errors.py",
-    "domain/measurement.py",
-    "domain/metrics.py",
-    "domain/ports.py",
-    "domain/problem.py",
-    "domain/space.py",
-    "domain/study.py",
-    "domain/units.py",
-    "inspect/__init__.py",
-    "inspect/machine.py",
-    "inspect/tree_files.py",
-    "metering/__init__.py",
-    "metering/load.py",
-    "metering/window.py",
-    "storage/__init__.py",
-    "storage/atomic_file.py",
-    "storage/documents.py",
-    "storage/identity.py",
-    "storage/json_lines.py",
-    "storage/paths.py",
-    "storage/space_codec.py",
-    "storage/untrusted.py",
-    "workloads/__init__.py",
-    "workloads/command.py",
-    "workloads/cuda.py",
-    "workloads/foreign_calls.py",
-    "workloads/inputs.py",
-    "workloads/python_callable.py",
-    "workloads/trtexec.py",
-    "workloads/uris.py",
 )
+_MODULES = {
+    "actuation/client": "__init__ connection",
+    "backends": "__init__ device_uri power probe remote served_devices",
+    "board": "__init__ far_side work_host",
+    "catalog": "__init__ boards documents models",
+    "domain": "__init__ arrivals backports clock errors measurement metrics ports problem space study units",
+    "inspect": "__init__ machine tree_files",
+    "metering": "__init__ load window",
+    "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
+    "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine trtexec uris",
+    "workloads/services": "__init__ http kserve kserve_http kserve_protocol openai service",
+}
 _INIT = '"""The part of polythrottle that is carried to a board."""\n'
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same zip
 
 
 def sources() -> Iterator[tuple[str, Path]]:
     """Yield every file that is carried: its name in the zip, and where it is here."""
-    for pattern in _PATTERNS:
-        for path in sorted(_PACKAGE.glob(pattern)):
-            yield f"polythrottle/{path.relative_to(_PACKAGE).as_posix()}", path
+    paths = [path for pattern in _PATTERNS for path in sorted(_PACKAGE.glob(pattern))]
+    paths += [_PACKAGE / folder / f"{name}.py" for folder, names in _MODULES.items() for name in names.split()]
+    for path in paths:
+        yield f"polythrottle/{path.relative_to(_PACKAGE).as_posix()}", path
     for path in sorted(catalogue_dir("devices").glob("*.toml")):
         yield f"polythrottle/shipped/devices/{path.name}", path
     yield "pynvml.py", _module("pynvml")
+    yield "async_timeout.py", _module("async_timeout")
+    for path in sorted(_module("h11").parent.glob("*.py")):
+        yield f"h11/{path.name}", path
     # Python 3.10 and older have no TOML; that of 3.11 is the package tomli under another name.
     for path in sorted(_module("tomllib" if sys.version_info >= (3, 11) else "tomli").parent.glob("*.py")):
         yield f"tomli/{path.name}", path

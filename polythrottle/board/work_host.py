@@ -4,7 +4,10 @@ A child of the far side: `WorkHost` starts it and passes messages on, `main` is 
 one line: a request is ``say`` (a list of commands) and ``wait_s`` (how long to wait for something to tell), an answer
 ``events``. Commands, each an object with ``do``:
 
-``open`` {uri, inputs, batch_sizes, threads, timeout_s} → ``opened`` {space, notes, concurrency}. Opens a workload.
+``open`` {uri, key, target, inputs, batch_sizes, threads, timeout_s} → ``opened`` {space, notes, placement, number,
+  digest}. Opens a workload; the key is what a language model's server is shown, if any, the target the GPU that is
+  tuned, the number what CUDA calls it here, and the digest that of the model's file.
+``close`` → ``closed``. Closes it, so that a service is as it was found.
 ``query`` {point} → ``query``: one query, outside any window.
 ``begin`` {point, window, sensor, least, judged, arrivals, seed} → ``warm`` {count}, ``q`` and ``r`` …, and ``over``
   {late_p99_s, cpu_s, notes, reading}, the last a reading of the device then, or nothing.
@@ -32,6 +35,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,13 +47,17 @@ from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Query, Reading, Window
-from polythrottle.domain.ports import Concurrent, Noting, Sensor, Workload
+from polythrottle.domain.ports import Noting, Placed, Sensor, Target, Workload
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.load import Load, batch_of, drive
 from polythrottle.metering.window import Checks, WindowLog, idle_looks, observe, query_line, warm_up
+from polythrottle.storage.identity import content_digest
 from polythrottle.storage.json_lines import Channel, encode
 from polythrottle.storage.space_codec import space_document
+from polythrottle.storage.untrusted import printable
 from polythrottle.workloads import open_workload
+from polythrottle.workloads.cuda import number_at
+from polythrottle.workloads.uris import ModelUri
 
 _MOST = 16 * 1024
 _MOST_EVENTS = 20_000
@@ -286,8 +295,16 @@ class Worker:
             while (order := self.orders.get()) is not None:
                 self._try(self._carry_out, order)
         finally:
-            if self._workload is not None:
-                self._workload.close()
+            try:
+                self._leave()
+            except PolythrottleError as err:  # nobody is left to be told but who reads what ssh prints
+                sys.stderr.write(f"polythrottle: {printable(str(err))}\n")
+
+    def _leave(self) -> None:
+        served = self._workload
+        self._workload = None
+        if served is not None:
+            served.close()
 
     def _try(self, work: Callable[[Mapping[str, Any]], None], order: Mapping[str, Any]) -> None:
         try:
@@ -305,6 +322,7 @@ class Worker:
     def _carry_out(self, order: Mapping[str, Any]) -> None:
         works: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
             "open": self._open,
+            "close": self._close,
             "query": self._query,
             "begin": self._begin,
             "idle": self._idle,
@@ -319,9 +337,12 @@ class Worker:
         return self._workload
 
     def _open(self, order: Mapping[str, Any]) -> None:
-        if self._workload is not None:
-            self._workload.close()
-            self._workload = None
+        self._leave()
+        if key := str(order.get("key") or ""):
+            from polythrottle.workloads.services.openai import KEY
+
+            os.environ[KEY] = key
+        target = _target(order["target"])
         try:
             served = open_workload(
                 order["uri"],
@@ -329,15 +350,18 @@ class Worker:
                 batch_sizes=order["batch_sizes"],
                 threads=order["threads"],
                 timeout_s=order["timeout_s"],
+                target=target,
             )
         except ImportError as err:
             raise DeviceError(f"{order['uri']} cannot be run in {sys.executable} on the board: {err}") from err
         self._workload = served
-        concurrency = 0
-        if isinstance(served, Concurrent):
-            concurrency = served.concurrency
-        told = {"space": json.dumps(space_document(served.space)), "notes": _notes(served), "concurrency": concurrency}
+        told = {"space": json.dumps(space_document(served.space)), "notes": _notes(served), **_place(served, target)}
+        told["digest"] = _digest(order["uri"])
         self._outbox.tell(["opened", told])
+
+    def _close(self, order: Mapping[str, Any]) -> None:
+        self._leave()
+        self._outbox.tell(["closed", 0])
 
     def _query(self, order: Mapping[str, Any]) -> None:
         served = self._served()
@@ -402,6 +426,34 @@ class Worker:
             self._device.read()
             told["reading"] = self._device.raw
         self._outbox.tell(["over", told])
+
+
+def _target(told: Mapping[str, Any] | None) -> Target | None:
+    """Return the GPU that is tuned, as the desk tells it, with the number it has in this process."""
+    if told is None:
+        return None
+    place = str(told["place"])
+    return Target(str(told["title"]), tuple(told["uuids"]), partial(number_at, place), place)
+
+
+def _place(served: Workload, target: Target | None) -> dict[str, Any]:
+    """Return what is told of where the work runs; the desk compares that with the GPU that is tuned."""
+    placement = None
+    if isinstance(served, Placed):
+        placement = served.placement
+    if placement is None:
+        return {"placement": None, "number": 0}
+    if target is None or not target.uuids:
+        return {"placement": asdict(placement), "number": 0}
+    return {"placement": asdict(placement), "number": target.number}
+
+
+def _digest(uri: str) -> str:
+    """Return the digest of the file that a workload's URI names; empty where it names none."""
+    path = Path(ModelUri.parse(uri).name)
+    if ":" not in uri.partition("/")[0] and path.is_file():
+        return content_digest(path)
+    return ""
 
 
 def _notes(served: Workload) -> list[str]:

@@ -63,13 +63,14 @@ class Target:
     Args:
         title: The name people know it by.
         uuids: Of it or its group, as NVML spells them; empty where there is no choice, as on a Jetson.
-        find: Returns its number in CUDA's order of this process. It is asked late: the first call fixes what
-            ``CUDA_VISIBLE_DEVICES`` says, which a user's own code may set when it is imported.
+        find: Returns its number in CUDA's order of this process; asked late, as a user's code may set what is visible.
+        place: Of the first of them on the bus, as NVML writes it.
     """
 
     title: str
     uuids: tuple[str, ...] = ()
     find: Callable[[], int] = field(default=_first, compare=False)
+    place: str = ""
 
     @cached_property
     def number(self) -> int:
@@ -169,8 +170,7 @@ class Sensor:
         """By how much shorter a time seems whose noise is seen through that memory.
 
         The integral of white noise over a time b varies as b - lag after an exponential lag, if b is several lags, and
-        as b - average / 3 after a moving average; so it does if the average is renewed once in its own time, for which
-        the total grows straight.
+        as b - average / 3 after a moving average, also straight where that is renewed once in its own time.
         """
         return self.lag_s + self.average_s / 3
 

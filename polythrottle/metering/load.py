@@ -336,7 +336,8 @@ class _Flight:
         self._gate = gate
         self._back: queue.SimpleQueue[Query | BaseException | None] = queue.SimpleQueue()
         self._loop = asyncio.SelectorEventLoop(PunctualSelector())
-        self._over = asyncio.Event()
+        # No event: before Python 3.10 one belongs to the loop of the thread that makes it.
+        self._over: asyncio.Future[None] = self._loop.create_future()
         self._under_way: set[asyncio.Task[None]] = set()
         self._schedule: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -356,7 +357,7 @@ class _Flight:
     def end(self) -> None:
         """Give up what is under way and wait until the thread has left."""
         with suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._over.set)
+            self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PARTING_S + (0.0 if self._gate is None else self._gate.patience_s))
 
     def _run(self) -> None:
@@ -374,7 +375,7 @@ class _Flight:
             else:
                 for _ in range(self._workload.concurrency):
                     self._start(self._send_on())
-            await self._over.wait()
+            await self._over
             if self._gate is not None:
                 await self._all_landed(self._gate.patience_s)
         finally:
@@ -398,10 +399,14 @@ class _Flight:
         """Return whether so many requests may be sent; if not, the load is over."""
         if self._gate is None:
             return True
-        if not self._over.is_set() and self._gate.permits(count):
+        if not self._over.done() and self._gate.permits(count):
             return True
-        self._over.set()
+        self._stop()
         return False
+
+    def _stop(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -414,7 +419,7 @@ class _Flight:
         self._under_way.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failure = self._failure or task.exception()
-            self._over.set()
+            self._stop()
 
     async def _send_on(self) -> None:
         """Send one query after another, as others like this do beside it."""

@@ -206,7 +206,9 @@ def _opened(
     device, workload = words.open(accept)
     for profile in () if isinstance(device, Recorded) else tuned:
         if not other_model:
-            _check_same_model(profile, workload.uri, words.content(device).get("model"), other_model is not None)
+            _check_same_model(
+                profile, workload.uri, words.content(device, workload).get("model"), other_model is not None
+            )
     if not isinstance(device, Recorded) and (wider := _widened(words, workload, tuned)) != words:
         # Before the other is opened: a model that is there twice takes its memory twice.
         workload.close()

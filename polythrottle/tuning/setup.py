@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from polythrottle.catalog import names
 from polythrottle.catalog.documents import locate
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced, Trace
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.measurement import LONGEST_S, EnergyKind, Window
 from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.ports import Concurrent, Device, Meter, Placed, Placement, Target, Workload
@@ -41,29 +42,36 @@ RUNS_ON = "runs_on"
 
 def target_of(device: Device) -> Target | None:
     """Return the GPU that is tuned on a device; None where none is: processors, simulated boards, recorded tables."""
-    if device.uri.startswith("jetson"):
+    from polythrottle.backends.ssh import SshDevice
+    from polythrottle.workloads.cuda import number_at
+
+    uri = device.there if isinstance(device, SshDevice) else device.uri
+    if uri.startswith("jetson"):
         return Target(device.title)
-    if not device.uri.startswith("nvml:"):
+    if not uri.startswith("nvml:"):
         return None
     identity = identity_of(device)
     uuids = tuple(uuid for uuid in identity.get("uuid", "").replace(",", " ").split() if uuid)
     first = identity.get("pci", "").partition(",")[0]  # of a group: what runs in this process runs on one of it
-    return Target(device.title, uuids, lambda: _number(first))
+    return Target(device.title, uuids, partial(number_at, first), first)
 
 
-def _number(bus_id: str) -> int:
-    """Return the number CUDA has for the GPU at a place NVML names; 0 where there is no CUDA to ask."""
-    from polythrottle.workloads.cuda import Driver
+def _seen_by(device: Device, served: Workload) -> Target | None:
+    """Return the GPU that is tuned, with the number it has where the work runs."""
+    from polythrottle.board.hosted import BoardWorkload
 
-    domain, _, rest = bus_id.lower().partition(":")
-    try:
-        driver = Driver()
-    except DeviceError:
-        return 0
-    # NVML writes the domain in eight digits: 00000000:3B:00.0.
-    if rest:
-        return driver.number(f"{domain[-4:]}:{rest}")
-    return 0
+    if isinstance(served, BoardWorkload):
+        return served.target
+    return target_of(device)
+
+
+def _far_digest(served: Workload) -> dict[str, str]:
+    """Return what a problem's content says of a model's file that lies on a board over SSH."""
+    from polythrottle.board.hosted import BoardWorkload
+
+    if isinstance(served, BoardWorkload) and served.digest:
+        return {"model": served.digest}
+    return {}
 
 
 def placed(served: Workload) -> Placement | None:
@@ -76,7 +84,7 @@ def placed(served: Workload) -> Placement | None:
 def runs_on(device: Device, served: Workload) -> dict[str, str]:
     """Return what a problem's content says of where the work runs: nothing where no GPU is tuned or nobody knows."""
     placement = placed(served)
-    if placement is None or target_of(device) is None:
+    if placement is None or _seen_by(device, served) is None:
         return {}
     return {RUNS_ON: str(placement)}
 
@@ -93,7 +101,7 @@ def check_placed(device: Device, served: Workload, *, reopens: bool = True) -> N
         InvalidInput: If the knobs searched are a GPU's, and the work runs on the processor or on another GPU.
         DeviceError: If CUDA does not show the GPU to this process.
     """
-    target = target_of(device)
+    target = _seen_by(device, served)
     placement = placed(served)
     if target is None or placement is None or placement.asked:
         return
@@ -266,7 +274,8 @@ class Setup:
         inner = unmetered(device)
         digests = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
         digests |= self.objects.content()
-        digests |= {} if served is None else runs_on(inner, served)
+        if served is not None:
+            digests |= runs_on(inner, served) | _far_digest(served)
         if self.inputs:
             return {**digests, "inputs": " ".join(self.inputs)}
         return digests
@@ -291,8 +300,10 @@ class Setup:
 
     @property
     def model_file(self) -> Path | None:
-        """The file of the model that is served; None where it is no file, but a name, a service, a command or code."""
-        if self.objects.workload is not None or self.workload is None:
+        """The file of the model that is served; None where it is on a board, or a name, a service or code."""
+        from polythrottle.backends.ssh import is_ssh
+
+        if self.objects.workload is not None or self.workload is None or is_ssh(self.device):
             return None
         return _file_of(self.workload)
 
@@ -328,11 +339,20 @@ class Setup:
 
     def _device(self, accept: Callable[[Device], object]) -> Device:
         if self.objects.device is None:
-            return open_device(self.device, self.knobs, accept)
+            return open_device(self._device_uri, self.knobs, accept)
         if self.knobs is not None:
             raise InvalidInput("a device given as an object has the knobs of its space; leave knobs out")
         accept(self.objects.device)
         return self.objects.device
+
+    @property
+    def _device_uri(self) -> str:
+        """The URI to open the device by; of a processor over SSH, one whose estimate holds the time of a service."""
+        beside = self.workload is not None and "://" in self.workload and not self.workload.startswith("cmd:")
+        processor = re.fullmatch(r"ssh://[^/?]*/cpu\?.*", self.device)
+        if beside and processor is not None and "busy=" not in self.device:
+            return f"{self.device}&busy=everyone"
+        return self.device
 
     def closing(self, served: Workload) -> AbstractContextManager[object]:
         """Return a context that closes what was opened here, and leaves a workload given as an object to its owner."""
@@ -433,6 +453,7 @@ class Setup:
                     "threads": self.threads and list(self.threads),
                     "timeout_s": self.timeout_s,
                 },
+                target_of(device),
             )
         return open_workload(
             name,

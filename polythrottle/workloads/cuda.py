@@ -17,6 +17,26 @@ from polythrottle.domain.errors import DeviceError, TrialError
 LIBRARY = "libcuda.so.1"
 
 
+def number_at(place: str) -> int:
+    """Return the number that CUDA has for a GPU in this process; 0 where there is no CUDA to ask.
+
+    Args:
+        place: On the bus, as NVML writes it, such as 00000000:3B:00.0.
+
+    Raises:
+        DeviceError: If CUDA does not show it to this process.
+    """
+    domain, _, rest = place.lower().partition(":")
+    try:
+        driver = Driver()
+    except DeviceError:
+        return 0
+    # NVML writes the domain in eight digits.
+    if rest:
+        return driver.number(f"{domain[-4:]}:{rest}")
+    return 0
+
+
 class CudaError(TrialError):
     """A call of the CUDA driver failed.
 

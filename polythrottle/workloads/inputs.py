@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -155,18 +157,84 @@ def random_array(shape: Sequence[int], dtype: str, seed: int = 0) -> NDArray[np.
         InvalidInput: If it does not fit into memory.
     """
     import numpy as np
-    import psutil
 
     random = np.random.default_rng(seed)
     try:
-        if math.prod(shape) * _WHILE_MADE_BYTES > psutil.virtual_memory().available:
+        if math.prod(shape) * _WHILE_MADE_BYTES > available_bytes():
             raise MemoryError  # asked first, as some systems hand out memory that is not there
         if dtype in _FLOATS:
             # In single precision whatever is asked for: NumPy draws no half precision.
             return random.standard_normal(tuple(shape), dtype=np.float32).astype(dtype)
         return random.integers(0, 2, tuple(shape)).astype(dtype)
     except (MemoryError, ValueError) as error:
-        raise InvalidInput(f"an input of shape {'x'.join(map(str, shape))} does not fit into memory") from error
+        raise _too_large(shape) from error
+
+
+def _too_large(shape: Sequence[int]) -> InvalidInput:
+    return InvalidInput(f"an input of shape {'x'.join(map(str, shape))} does not fit into memory")
+
+
+def available_bytes() -> int:
+    """Return how much memory programs may still take before the machine swaps (proc(5), MemAvailable)."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
+    return int(kib) * 1024
+
+
+_CODES = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
+_CODES.update({f"int{8 * size}": code for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))})
+_CODES.update({f"u{name}": code.upper() for name, code in _CODES.items() if name.startswith("int")})
+"""How `struct` calls each of `DTYPES`."""
+_DRAWN = 1 << 16
+
+
+@dataclass(frozen=True)
+class PlainArray:
+    """Made-up numbers where NumPy is not installed: as much of an array as can be sent, by NumPy's names.
+
+    Args:
+        shape: Its dimensions.
+        dtype: One of `DTYPES`.
+        content: The numbers, little-endian.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    content: bytes
+
+    @classmethod
+    def random(cls, shape: Sequence[int], dtype: str, seed: int = 0) -> PlainArray:
+        """Return an array that is always the same for the same arguments, of what `random_array` holds.
+
+        Raises:
+            InvalidInput: If it does not fit into memory.
+        """
+        count = math.prod(shape)
+        width = struct.calcsize(_CODES[dtype])
+        if count * width > available_bytes():
+            raise _too_large(shape)
+        source = random.Random(seed)
+        drawn = min(count, _DRAWN)
+        if dtype in _FLOATS:
+            numbers = [source.gauss(0.0, 1.0) for _ in range(drawn)]
+        else:
+            numbers = [source.getrandbits(1) for _ in range(drawn)]
+        # Over and over: a board's Python would take seconds to draw a batch of pictures, and a model computes the same.
+        block = struct.pack(f"<{drawn}{_CODES[dtype]}", *numbers)
+        content = block * -(-count // max(drawn, 1))
+        return cls(tuple(shape), dtype, content[: count * width])
+
+    def tobytes(self) -> bytes:
+        """Return the numbers as bytes."""
+        return self.content
+
+    def ravel(self) -> PlainArray:
+        """Return it without its shape, which `tolist` does not regard."""
+        return self
+
+    def tolist(self) -> list[Any]:
+        """Return the numbers, one after another."""
+        return list(struct.unpack(f"<{math.prod(self.shape)}{_CODES[self.dtype]}", self.content))
 
 
 # Inputs as a model declares them, filled up with what the user gives: the shapes and types that are fed.
@@ -240,6 +308,22 @@ def random_inputs(inputs: Sequence[FedInput], batch_size: int) -> dict[str, NDAr
         each.name: random_array([batch_size if size is None else size for size in each.shape], each.dtype, seed)
         for seed, each in enumerate(inputs)
     }
+
+
+def sent_inputs(inputs: Sequence[FedInput], batch_size: int) -> dict[str, NDArray[Any] | PlainArray]:
+    """Return what `random_inputs` does, or the same of Python's own where NumPy is not installed, as on many boards.
+
+    Only for what sends its inputs elsewhere: models that run here take NumPy's arrays.
+    """
+    try:
+        return {**random_inputs(inputs, batch_size)}
+    except ImportError:
+        return {
+            each.name: PlainArray.random(
+                [batch_size if size is None else size for size in each.shape], each.dtype, seed
+            )
+            for seed, each in enumerate(inputs)
+        }
 
 
 def batch_knobs(uri: str, inputs: Sequence[FedInput], levels: Sequence[int] | None) -> list[Knob]:

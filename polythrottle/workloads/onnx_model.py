@@ -1,5 +1,7 @@
 """An ONNX file as a workload: its weights, its execution providers, and one run of ONNX Runtime per query."""
 
+from __future__ import annotations
+
 import json
 import mmap
 import sys
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
@@ -86,7 +89,7 @@ def _check_location(path: Path, name: str) -> None:
     folder = path.resolve().parent
     # Links followed as well: the name may be harmless and what lies there lead elsewhere.
     beside = (folder / name).resolve()
-    if not beside.is_relative_to(folder):
+    if folder not in beside.parents:
         raise BadFile(f"{path} is refused: it keeps weights in {shown!r}, which leads out of its own folder")
     if not beside.is_file():
         raise BadFile(f"{path} keeps weights in {shown!r}, which is not there; put it beside the model")
@@ -227,7 +230,7 @@ class UsedProviders:
     operators: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> "UsedProviders":
+    def read(cls, path: Path) -> UsedProviders:
         """Return what a profile of ONNX Runtime tells; nothing if it cannot be understood."""
         try:
             events = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -399,7 +402,10 @@ def _runtime(path: str) -> Any:
     try:
         import onnxruntime
     except ImportError as err:
-        raise DeviceError(f"{path} needs ONNX Runtime; pip install 'polythrottle[onnx]'") from err
+        raise DeviceError(
+            f"{path} needs ONNX Runtime, which {sys.executable} lacks; pip install 'polythrottle[onnx]', or on a board "
+            "onnxruntime (on a Jetson NVIDIA's own for its JetPack)"
+        ) from err
     return onnxruntime
 
 
@@ -449,5 +455,5 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 def _declared(each: Any) -> DeclaredInput:
     """Return an input as the graph declares it, its type such as ``tensor(float)`` by the name numpy has for it."""
-    inner = each.type.removeprefix("tensor(").removesuffix(")")
+    inner = removesuffix(removeprefix(each.type, "tensor("), ")")
     return DeclaredInput(each.name, tuple(each.shape), _NUMPY_NAMES.get(inner, inner), each.type)

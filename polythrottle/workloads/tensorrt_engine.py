@@ -3,13 +3,13 @@
 The API is that of named tensors, from TensorRT 8.6 on: python/src/infer/pyCore.cpp of NVIDIA/TensorRT.
 """
 
+from __future__ import annotations
+
 import ctypes
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.measurement import Query
@@ -34,6 +34,9 @@ from polythrottle.workloads.inputs import (
 from polythrottle.workloads.trtexec import USUAL, engine_command
 from polythrottle.workloads.trtexec import found as found_trtexec
 from polythrottle.workloads.uris import ModelUri
+
+if TYPE_CHECKING:
+    import numpy as np
 
 RUNNERS = ("python", "trtexec")
 """What the option ``by`` may be."""
@@ -230,6 +233,8 @@ class EngineWorkload:
 
     def _declared(self, name: str) -> DeclaredInput:
         """Return an input as the engine declares it, what is not fixed but the batch at its optimum."""
+        import numpy as np
+
         shape = tuple(self._engine.get_tensor_shape(name))
         written = self._engine.get_tensor_dtype(name)
         if any(size < 0 for size in shape):
@@ -271,6 +276,8 @@ class EngineWorkload:
             KnobRejected: If the point is not in the space, or the engine does not take its shapes.
             TrialError: If there is no room, or the engine does not run.
         """
+        import numpy as np
+
         wanted = chosen(self.space, point)
         self._batch_size = count(wanted, BATCH_SIZE)
         self._stream.bind()
@@ -290,7 +297,7 @@ class EngineWorkload:
             self._down.append((self._stream.pinned(size), self._given(name, size), size))
         self.query()  # what TensorRT loads late is loaded now
 
-    def _uploaded(self, name: str, array: "np.ndarray[Any, Any]") -> tuple[int, int, int]:
+    def _uploaded(self, name: str, array: np.ndarray[Any, Any]) -> tuple[int, int, int]:
         """Return where an input is on the host and on the GPU, and its size."""
         host = self._stream.pinned(array.nbytes)
         # Into pinned memory: out of any other the driver copies to a buffer of its own first, while the host waits.

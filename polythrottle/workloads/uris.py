@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from polythrottle.domain.backports import removeprefix
@@ -131,13 +133,9 @@ class Address:
     def here(self) -> bool:
         """Whether the service listens on this machine; False also if nobody knows that host."""
         try:
-            found = {str(entry[4][0]) for entry in socket.getaddrinfo(self.host, self.port)}
+            return any(_is_own(family, address) for family, *_, address in socket.getaddrinfo(self.host, self.port))
         except OSError:
             return False
-        import psutil
-
-        own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-        return any(ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own for each in found)
 
     def count(self, name: str, default: int) -> int:
         """Return the whole number above zero that an option holds.
@@ -193,6 +191,17 @@ class Address:
         if not 0 < value <= _MOST:
             raise InvalidInput(f"{name}={self.options[name]} in {self.uri}: write a number of seconds such as 10")
         return value
+
+
+def _is_own(family: int, address: tuple[Any, ...]) -> bool:
+    """Return whether an address is one of this machine's; nothing is sent there."""
+    if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        return True
+    with socket.socket(family, socket.SOCK_DGRAM) as way, suppress(OSError):
+        # For the sender's address the kernel takes this one where it is its own, and another where it is not.
+        way.connect(address)
+        return bool(way.getsockname()[0] == address[0])
+    return False
 
 
 def _split(uri: str) -> SplitResult:

@@ -305,9 +305,18 @@ def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_come
     ("workload", "code", "says"),
     [
         ("cmd:false", 7, "false exited with code 1"),
-        ("model.onnx", 2, "cannot be run over SSH"),
+        ("model.pt2", 2, "cannot be run over SSH"),
         ("nowhere:step", 2, "ssh://nano: nowhere:step: there is no module 'nowhere'"),
         ("cmd:/no/such/program", 2, "ssh://nano: '/no/such/program' is not a program that can be run here"),
+        ("kserve://127.0.0.1:1/m", 6, "ssh://nano: nothing answers at 127.0.0.1:1 (connection refused); is the server"),
+        (
+            "kserve+grpc://127.0.0.1:1/m",
+            2,
+            "cannot be asked over SSH: gRPC needs packages of the desk; write kserve://",
+        ),
+        ("kserve://127.0.0.1/m", 2, "ssh://nano: 'kserve://127.0.0.1/m' is not a service"),
+        ("openai://127.0.0.1:1/m", 6, "ssh://nano: nothing answers at 127.0.0.1:1 (connection refused); is the server"),
+        ("openai://127.0.0.1:1/m?prompts=no.txt", 4, "ssh://nano: the prompts in no.txt cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_measured_there_is_one_line(

@@ -6,13 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from boards_over_ssh import await_that, children_of, desk, far_sides, held, planted
+from fake_servers import FakeServer, kserve, openai, piece, usage
+from fake_servers import listening as listening_service
 from slow_line import SlowLine
 from sshd import SSHD, listening
 
@@ -88,6 +90,39 @@ def test_a_search_measures_there_and_leaves_the_board_as_it_was(
     said = capsys.readouterr()
     assert code == 0, said.err
     assert json.loads(said.out)["trials"]
+    assert held(site.root) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+def kserve_server() -> FakeServer:
+    """Return a server of a model of pictures."""
+    return kserve([{"name": "x", "datatype": "FP32", "shape": [-1, 3, 32, 32]}])
+
+
+def language_server() -> FakeServer:
+    """Return a server of a language model."""
+    return openai(piece("a"), piece("b", "length"), usage(5), b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "made"),
+    [("kserve://{}/m", kserve_server), ("openai://{}/org/m", language_server)],
+    ids=["kserve", "openai"],
+)
+def test_a_service_is_asked_from_the_board(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, made: Callable[[], FakeServer]
+) -> None:
+    """Asked and timed there, several at once, in an interpreter without packages; nothing is changed, nothing left."""
+    before = held(site.root)
+    with listening_service(made()) as server:
+        uri = f"{model.format(server.where)}?concurrency=3"
+        code = run(["measure", "-d", site.uri, "-w", uri, "--seconds", "0.3", "--queries", "10", "--json"])
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        callers = {headers["User-Agent"] for *_, headers, _ in server.seen}
+    assert json.loads(said.out)["queries"] >= 10
+    assert callers == {"polythrottle"}
     assert held(site.root) == before
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert not [*tmp_path.glob("polythrottle-board-*")]

@@ -155,11 +155,10 @@ def test_a_bad_description_is_no_server(name: str) -> None:
 
 def test_an_answer_larger_than_memory_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of what is free is the most it may take."""
-    import psutil
+    from polythrottle.workloads.services import kserve_http
 
     with listening(served("kserve")) as server:
-        free = psutil.virtual_memory()._replace(available=8 << 20)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+        monkeypatch.setattr(kserve_http, "available_bytes", lambda: 8 << 20)
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n"
         server.answers[ASKED["kserve"]] = endless(head, b" " * 65536)
         with (

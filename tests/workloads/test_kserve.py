@@ -366,7 +366,7 @@ def test_a_server_that_speaks_no_http_is_called_that() -> None:
 
         thread = threading.Thread(target=speak, daemon=True)
         thread.start()
-        with pytest.raises(DeviceError, match=r"does not answer in proper HTTP$"):
+        with pytest.raises(DeviceError, match=r"does not answer in proper HTTP: illegal status line"):
             open_workload(f"kserve://127.0.0.1:{port}/m")
         thread.join()
 
@@ -668,16 +668,13 @@ def test_a_service_on_another_machine_is_noted(monkeypatch: pytest.MonkeyPatch, 
         assert "another machine" in workload.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "package"), [("kserve", "aiohttp"), ("kserve+grpc", "tritonclient"), ("openai", "aiohttp")]
-)
-def test_a_missing_client_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, scheme: str, package: str) -> None:
+def test_a_missing_client_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra is named."""
-    for name in [name for name in sys.modules if name.startswith(("polythrottle.workloads.", package))]:
+    for name in [name for name in sys.modules if name.startswith(("polythrottle.workloads.", "tritonclient"))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DeviceError, match=r"pip install 'polythrottle\[(triton|vllm)\]'"):
-        open_workload(f"{scheme}://127.0.0.1:1/m")
+    monkeypatch.setitem(sys.modules, "tritonclient", None)
+    with pytest.raises(DeviceError, match=r"pip install 'polythrottle\[triton\]'"):
+        open_workload("kserve+grpc://127.0.0.1:1/m")
 
 
 # --- what is set on the server ---------------------------------------------------------------------------------------

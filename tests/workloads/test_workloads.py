@@ -22,7 +22,7 @@ from polythrottle.domain.ports import Workload
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import WorkloadContract
 from polythrottle.workloads import open_workload
-from polythrottle.workloads.inputs import Input, parse_inputs, processors, random_array
+from polythrottle.workloads.inputs import DTYPES, Input, PlainArray, parse_inputs, processors, random_array
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
@@ -349,6 +349,26 @@ def test_random_arrays_are_always_the_same() -> None:
     assert random_array((2,), "float16").dtype == np.float16
     assert set(np.unique(random_array((100,), "int64")).tolist()) == {0, 1}
     assert random_array((4,), "bool").dtype == np.bool_
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_without_numpy_are_those_that_numpy_would_read(dtype: str) -> None:
+    """Bytes and list hold the same, of the same kind as NumPy's own made-up numbers, however many there are."""
+    plain = PlainArray.random((3, 30_000), dtype)
+    read = np.frombuffer(plain.tobytes(), dtype).reshape(plain.shape)
+    assert read.ravel().tolist() == plain.ravel().tolist()
+    assert plain == PlainArray.random((3, 30_000), dtype)
+    if dtype.startswith("float"):
+        assert abs(read.astype("float64").std() - 1.0) < 0.02
+    else:
+        assert set(np.unique(read).tolist()) == {0, 1}
+    assert PlainArray.random((), dtype).tolist() == plain.tolist()[:1]
+
+
+def test_numbers_without_numpy_that_do_not_fit_are_refused() -> None:
+    """Before any of them is made."""
+    with pytest.raises(InvalidInput, match="1000000000x1000000 does not fit into memory"):
+        PlainArray.random((10**9, 10**6), "float32")
 
 
 # --- ONNX ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """A model behind KServe v2 as a workload, over HTTP or gRPC, with the knobs of servers that load models on request."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from polythrottle.workloads.inputs import (
     count,
     fed,
     parse_inputs,
-    random_inputs,
+    sent_inputs,
 )
+from polythrottle.workloads.services.kserve_http import HttpLine
 from polythrottle.workloads.services.kserve_protocol import (
     KNOWN_EXTENSIONS,
     UNBATCHED,
@@ -55,7 +58,7 @@ class Levers:
     knobs: tuple[Knob, ...]
 
     @classmethod
-    def of(cls, address: Address, config: Mapping[str, Any]) -> "Levers":
+    def of(cls, address: Address, config: Mapping[str, Any]) -> Levers:
         """Return the levers an address asks for.
 
         Raises:
@@ -170,14 +173,12 @@ class KserveWorkload(Service[KserveLine]):
             self.apply(self.space.default)
 
     def _line(self) -> KserveLine:
-        try:
-            if self._address.scheme == "kserve+grpc":
-                from polythrottle.workloads.services.kserve_grpc import GrpcLine
-
-                return GrpcLine(self._address)
-            from polythrottle.workloads.services.kserve_http import HttpLine
-
+        if self._address.scheme == "kserve":
             return HttpLine(self._address)
+        try:
+            from polythrottle.workloads.services.kserve_grpc import GrpcLine
+
+            return GrpcLine(self._address)
         except ImportError as err:
             raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[triton]'") from err
 
@@ -263,7 +264,7 @@ class KserveWorkload(Service[KserveLine]):
         if levels != self._loaded:
             self._wait_for(self._in_time(self._pull(levels)))
         self._batch_size = count(wanted, BATCH_SIZE)
-        self._feeds = random_inputs(self._fed, self._batch_size)
+        self._feeds = sent_inputs(self._fed, self._batch_size)
         self._request: Any = None
         super().apply(wanted)
 

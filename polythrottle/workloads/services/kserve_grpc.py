@@ -1,12 +1,13 @@
 """KServe v2 over gRPC, through Triton's client, which speaks to every server of the protocol."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -104,7 +105,7 @@ class GrpcLine:
             raise TrialError(f"{who} {does} ({status or 'unknown'}): {text}") from err
 
 
-def _input(name: str, array: np.ndarray[Any, Any]) -> InferInput:
+def _input(name: str, array: Any) -> InferInput:
     made = InferInput(name, list(array.shape), datatype(str(array.dtype)))
     made.set_data_from_numpy(array)
     return made

@@ -4,6 +4,8 @@ Source of the layout: Triton's binary tensor data extension,
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md.
 """
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Mapping
@@ -11,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import psutil
-
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import TrialError
 from polythrottle.workloads.foreign_calls import refusal_text
+from polythrottle.workloads.inputs import available_bytes
 from polythrottle.workloads.services.http import Answer, Web
 from polythrottle.workloads.services.kserve_protocol import (
     Feeds,
@@ -70,7 +72,7 @@ class HttpLine:
         self._web = Web(address.where, f"http://{address.where}/v2", {"Content-Type": "application/json"})
         self._where = address.where
         self._model = address.model
-        self._most_bytes = min(_MOST_BYTES, psutil.virtual_memory().available // _SHARE_OF_MEMORY)
+        self._most_bytes = min(_MOST_BYTES, available_bytes() // _SHARE_OF_MEMORY)
         version = address.options.get("version")
         # Slashes quoted too: a model's name may hold them, and is one part of the path.
         self._path = f"/models/{quote(address.model, safe='')}" + (f"/versions/{quote(version)}" if version else "")
@@ -119,11 +121,11 @@ class HttpLine:
         """Return a request with these inputs."""
         inputs = [_head(name, array) for name, array in feeds.items()]
         if not binary:
-            for head, array in zip(inputs, feeds.values(), strict=True):
+            for head, array in paired(inputs, feeds.values()):
                 head["data"] = array.ravel().tolist()
             return Body(json.dumps({"inputs": inputs}).encode(), {})
         tensors = [array.tobytes() for array in feeds.values()]
-        for head, tensor in zip(inputs, tensors, strict=True):
+        for head, tensor in paired(inputs, tensors):
             head["parameters"] = {"binary_data_size": len(tensor)}
         text = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         headers = {_HEADER_LENGTH: str(len(text)), "Content-Type": "application/octet-stream"}
@@ -156,9 +158,9 @@ def _head(name: str, array: Any) -> dict[str, Any]:
 
 def _parted(who: str, answer: Answer) -> tuple[bytes, int]:
     """Return the JSON of an answer and how many bytes come behind it."""
-    if _HEADER_LENGTH not in answer.headers:
+    if _HEADER_LENGTH.lower() not in answer.headers:
         return answer.body, 0
-    written = answer.headers[_HEADER_LENGTH]
+    written = answer.headers[_HEADER_LENGTH.lower()]
     size = len(answer.body)
     if not written.isdecimal() or len(written) > 12 or int(written) > size:
         raise TrialError(f"{who} answers with {size:,} bytes, of which {written[:20]} are JSON: it is cut off")

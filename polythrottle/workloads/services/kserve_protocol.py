@@ -1,25 +1,33 @@
 """KServe v2 whatever the transport: what a server and a model declare, and checks that an answer holds what it says."""
 
+from __future__ import annotations
+
 import json
 import math
+import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Tuple
 
-from numpy.typing import NDArray
-
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import TrialError, UnknownName
 from polythrottle.storage.untrusted import members_of
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import DeclaredInput
 
-# Whether outputs in an answer of KServe v2 have the shapes that the model declares, for the batch that was sent.
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
+    from polythrottle.workloads.inputs import PlainArray
+
+Shape = Tuple[int, ...]
+Shapes = typing.Mapping[str, Shape]
 """Shapes of tensors by name; declared ones have numbers below one where any size will do."""
+Feeds = typing.Mapping[str, "NDArray[Any] | PlainArray"]
+
+# Whether outputs in an answer of KServe v2 have the shapes that the model declares, for the batch that was sent.
 
 UNBATCHED = "unbatched"
 """The option of a URI that lists outputs whose first dimension is not the batch."""
@@ -118,7 +126,6 @@ def _written(shape: Shape) -> str:
 _DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
 KNOWN_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository")
 """The extensions that make a difference here."""
-Feeds = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -240,7 +247,7 @@ def tensors(found: Any) -> Tensors:
         listed = {name: found.get(name) or () for name in ("inputs", "outputs")}
     else:
         listed = {}
-    if not listed or not all(isinstance(each, list | tuple) for each in listed.values()):
+    if not listed or not all(isinstance(each, (list, tuple)) for each in listed.values()):
         raise TrialError(f"the server describes the model as {str(found)[:100]}, which is not KServe v2")
     outputs = [each for each in listed["outputs"] if isinstance(each, Mapping) and each.get("name")]
     return Tensors(tuple(map(_declared, listed["inputs"])), {str(each["name"]): _shape(each) for each in outputs})
@@ -313,7 +320,7 @@ class _Output:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, head: Any) -> "_Output":
+    def of(cls, head: Any) -> _Output:
         """Return the output a head describes.
 
         Raises:
@@ -377,7 +384,7 @@ def check_json_answer(who: str, text: bytes, behind: int) -> Shapes:
     with _by(who):
         outputs = _listed(_parsed(text))
         heads = [_Output.of(each) for each in outputs]
-        sizes = [_seen(head, each) for head, each in zip(heads, outputs, strict=True)]
+        sizes = [_seen(head, each) for head, each in paired(heads, outputs)]
         if sum(sizes) != behind:
             raise TrialError(f"answers with {behind:,} bytes behind the JSON instead of {sum(sizes):,}: it is cut off")
     return {head.name: head.shape for head in heads}

@@ -1,18 +1,20 @@
 """A language model behind an OpenAI-compatible server as a workload: prompts, streamed answers, tokens."""
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import json
 import math
 import os
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-import numpy as np
 from async_timeout import timeout
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
@@ -21,11 +23,9 @@ from polythrottle.domain.space import IN_FLIGHT, OperatingPoint
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import chosen, count
+from polythrottle.workloads.services.http import Answer, Reply, Web
 from polythrottle.workloads.services.service import CONCURRENCY, Service, limit_of
 from polythrottle.workloads.uris import Address
-
-if TYPE_CHECKING:
-    from polythrottle.workloads.services.http import Answer, Web
 
 # What a language model is asked: lines of a file, or made-up words of about a given number of tokens.
 
@@ -48,8 +48,7 @@ def made_up_prompts(words: int) -> Iterator[str]:
         words: How many in each.
     """
     for number in itertools.count():
-        random = np.random.default_rng(number)
-        yield " ".join([f"{number}", *random.choice(_WORDS, words - 1)])
+        yield " ".join([f"{number}", *random.Random(number).choices(_WORDS, k=words - 1)])
 
 
 def prompts_of(path: str) -> Iterator[str]:
@@ -108,7 +107,7 @@ class Events:
             raise TrialError(f"{self._who} streams a line of more than {_LONGEST_LINE >> 20} MiB; it was not read on")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line.removeprefix(b"data:").strip()
+                yield line[len(b"data:") :].strip()
 
 
 @dataclass
@@ -256,7 +255,7 @@ _FEW = 0.01
 """So small a share of answers that do not tell a time does not keep its p99 from being known."""
 
 
-class OpenaiWorkload(Service["Web"]):
+class OpenaiWorkload(Service[Web]):
     """One streamed answer per query; an item is an answer, and its tokens are counted.
 
     Opening it asks for one token. Whatever the server does wrong with an answer spoils that query, this one too; what
@@ -296,6 +295,8 @@ class OpenaiWorkload(Service["Web"]):
         if inputs or batch_sizes is not None:
             raise InvalidInput(f"{uri} is asked in words; leave --input and --batch out (?concurrency=1,4 is searched)")
         self._key = os.environ.get(KEY, "")
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise InvalidInput(f"${KEY} holds something that no key can hold, such as the end of a line")
         self._chat = address.choice("endpoint", tuple(_PATHS)) == "chat"
         self._stall_s = address.seconds("stall", 10.0)
         self._prompts = self._asked()
@@ -380,11 +381,7 @@ class OpenaiWorkload(Service["Web"]):
             fields["ignore_eos"] = True
         return fields
 
-    def _line(self) -> "Web":
-        try:
-            from polythrottle.workloads.services.http import Web
-        except ImportError as err:
-            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[vllm]'") from err
+    def _line(self) -> Web:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -417,7 +414,7 @@ class OpenaiWorkload(Service["Web"]):
         else:
             self._listed = []
 
-    async def _explain(self, answer: "Answer") -> NoReturn:
+    async def _explain(self, answer: Answer) -> NoReturn:
         """Raise what a refusal means."""
         told = self._said(answer.body)
         if not _REFUSAL <= answer.status < _SERVER_FAULT or answer.status in _BUSY:
@@ -450,7 +447,7 @@ class OpenaiWorkload(Service["Web"]):
         """Return what the server says, without the key should it repeat that."""
         return refusal_text(body.replace(self._key.encode(), "…".encode()) if self._key else body)
 
-    async def _ask(self, line: "Web") -> Query:
+    async def _ask(self, line: Web) -> Query:
         stream = await self._streamed(line, self._body(next(self._prompts)))
         with self._unkeyed():
             query = stream.query(self._by_usage, self._fields["max_tokens"])
@@ -458,18 +455,18 @@ class OpenaiWorkload(Service["Web"]):
         self._lumped += query.lumped and (query.tokens or 0) > 1
         return query
 
-    async def _streamed(self, line: "Web", body: bytes) -> TokenStream:
+    async def _streamed(self, line: Web, body: bytes) -> TokenStream:
         """Ask, and return the whole answer."""
         stream = TokenStream(self._address.model, time.perf_counter())
         async with line.asked("POST", self._path, body) as answer:
             if answer.status != _OK:
                 await self._explain(await line.whole(answer))
-            kind = answer.headers.get("Content-Type", "").partition(";")[0]
+            kind = answer.headers.get("content-type", "").partition(";")[0]
             if kind.strip().lower() != "text/event-stream":
                 said_so = kind[:50] or "something of no type"
                 raise TrialError(f"{self._address.where} answers with {said_so} instead of a stream of tokens")
             with self._unkeyed():
-                await self._read(answer.content, stream)
+                await self._read(answer, stream)
         return stream
 
     @contextmanager
@@ -480,14 +477,14 @@ class OpenaiWorkload(Service["Web"]):
         except TrialError as err:
             raise TrialError(self._said(str(err).encode())) from None
 
-    async def _read(self, content: Any, stream: TokenStream) -> None:
+    async def _read(self, answer: Reply, stream: TokenStream) -> None:
         """Read a stream to its end; once it has begun, it may not stall."""
         events = Events(stream.who)
         loop = asyncio.get_running_loop()
         before = None
         try:
             async with timeout(None) as patience:
-                async for chunk in content.iter_any():
+                async for chunk in answer.pieces():
                     now_s = time.perf_counter()
                     for data in events.take(chunk):
                         stream.take(data, now_s)

@@ -3,6 +3,8 @@
 And the bound on the requests in flight at a server, as `polythrottle proxy` in front of it has it set.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 from abc import ABC, abstractmethod
@@ -25,6 +27,7 @@ from polythrottle.domain.space import IN_FLIGHT, Knob, OperatingPoint, SearchSpa
 from polythrottle.storage.untrusted import members_of
 from polythrottle.workloads.foreign_calls import EventLoop, refusal_text
 from polythrottle.workloads.inputs import chosen, count, grid_of
+from polythrottle.workloads.services.http import Web
 from polythrottle.workloads.uris import Address
 
 CONCURRENCY = "concurrency"
@@ -263,8 +266,6 @@ class InFlightLimit:
         self.held = limit
 
     async def _asked(self, method: str, body: bytes | None = None) -> tuple[int, Mapping[str, Any], str]:
-        from polythrottle.workloads.services.http import Web
-
         web = Web(self._where, self._root, {"Content-Type": "application/json"})
         try:
             answer = await web.fetch(method, _PATH, body)
