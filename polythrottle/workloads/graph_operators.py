@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from polythrottle.domain.backports import paired
+
 # What a model does in one query: its operators, and the tensors they read and write.
 
 
@@ -116,7 +118,7 @@ class Sketch:
         constant = all(self.tensors[read.tensor].constant for read in reads)
         places = [self.add(Tensor(each.elements, each.item_bytes, constant)) for each in made]
         if not constant:
-            writes = tuple(Access(place, each.elements) for place, each in zip(places, made, strict=True))
+            writes = tuple(Access(place, each.elements) for place, each in paired(places, made))
             self.operators.append(Operator(name, tuple(reads), writes, operations, pointwise))
         return places
 
@@ -171,7 +173,7 @@ def count(graph: Graph, real_bytes: int) -> Counts:
     """
     groups = fuse(graph)
     alone = [[step] for step in graph.operators]
-    written = [write for group, writes in zip(groups, _written(graph, groups), strict=True) for write in writes]
+    written = [write for group, writes in paired(groups, _written(graph, groups)) for write in writes]
     constants, traffic = _moved(graph, groups, real_bytes)
     return Counts(
         operations=sum(step.operations or 0.0 for step in graph.operators),
@@ -219,7 +221,7 @@ def _written(graph: Graph, groups: Sequence[Group]) -> list[list[Access]]:
 def _moved(graph: Graph, groups: Sequence[Group], real_bytes: int) -> tuple[float, float]:
     """Return the bytes of constants and of activations that groups move."""
     constants = traffic = 0.0
-    for group, writes in zip(groups, _written(graph, groups), strict=True):
+    for group, writes in paired(groups, _written(graph, groups)):
         own = {write.tensor for step in group for write in step.writes}
         reads = {read for step in group for read in step.reads if read.tensor not in own}
         weights = {read for read in reads if graph.tensors[read.tensor].constant and not read.looked_up}

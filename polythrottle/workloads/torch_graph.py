@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, TrialError
 from polythrottle.workloads.foreign_calls import guarded
 from polythrottle.workloads.graph_operators import Access, Graph, Sketch, Tensor
@@ -151,7 +152,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operations=operations,
             pointwise=torch.Tag.pointwise in func.tags or packet in _POINTWISE,
         )
-        self._places.update({self._storage(each): place for each, place in zip(made, places, strict=True)})
+        self._places.update({self._storage(each): place for each, place in paired(made, places)})
 
     def _access(self, tensor: torch.Tensor) -> Access:
         place = self.place(tensor)
@@ -187,7 +188,7 @@ def _item_bytes(tensor: torch.Tensor) -> int | None:
 def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the arguments that an operator writes to."""
     names = [each.name for each in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(paired(names[: len(args)], args)), **kwargs}
     written = [each.name for each in func._schema.arguments if each.alias_info and each.alias_info.is_write]
     return _tensors([given[name] for name in written if name in given])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from polythrottle.domain.backports import paired, removeprefix
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
@@ -195,7 +196,7 @@ def _made_up(inputs: tuple[Input, ...]) -> MakeInputs:
         arrays = [random_array((batch_size, *each.shape), each.dtype or "float32", i) for i, each in enumerate(inputs)]
         tensors = tuple(torch.from_numpy(array) for array in arrays)
         if inputs[0].name:
-            return dict(zip([each.name for each in inputs], tensors, strict=True))
+            return dict(paired([each.name for each in inputs], tensors))
         return tensors
 
     return make
@@ -339,7 +340,7 @@ def _declared(program: Any) -> Iterator[DeclaredInput]:
         if isinstance(value, torch.Tensor):
             shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
             dtype = str(value.dtype)
-            yield DeclaredInput(argument.name, shape, dtype.removeprefix("torch."), dtype)
+            yield DeclaredInput(argument.name, shape, removeprefix(dtype, "torch."), dtype)
 
 
 def _maker(program: Any, tensors: Sequence[FedInput]) -> MakeInputs:
@@ -348,7 +349,7 @@ def _maker(program: Any, tensors: Sequence[FedInput]) -> MakeInputs:
 
     def make(batch_size: int) -> Any:
         arrays = {name: torch.from_numpy(array) for name, array in random_inputs(tensors, batch_size).items()}
-        return tuple(arrays.get(name, constant) for name, constant in zip(names, constants, strict=True))
+        return tuple(arrays.get(name, constant) for name, constant in paired(names, constants))
 
     return make
 

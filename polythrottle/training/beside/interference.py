@@ -104,7 +104,7 @@ class Reference:
         raw = _raw(runs, known := counted.pop())
         names = ("operations", "traffic", "gpu", "memory", "cpu")
         middle = {name: float(np.exp(np.log(getattr(raw, name)).mean())) for name in names}
-        middle |= {"step_operations": middle["operations"], "step_traffic": middle["traffic"]}
+        middle.update(step_operations=middle["operations"], step_traffic=middle["traffic"])
         bare = cls(known, time_s, tuple(sorted(middle.items())))
         reach = np.maximum(np.abs(coordinates(bare.columns(runs))).max(axis=1), _NARROWEST)
         return cls(known, time_s, bare.middle, tuple(reach.tolist()))

@@ -189,7 +189,7 @@ class Timings:
         drawn = [(size, joules) for size in known if (joules := self._slices[size].joules) is not None]
         joules = None
         if drawn:
-            joules = _between(samples, *map(list, zip(*drawn, strict=True)))
+            joules = _between(samples, [size for size, _ in drawn], [joules for _, joules in drawn])
         return Slice(samples, mean_s, max(mean_s, tail_s), joules)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.backports import paired, pairwise
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.load.energy_ration import DAY_S, LoadInterval
@@ -212,7 +213,7 @@ class Moment:
             raise InvalidInput("a limit is above 0 s, and a rate is finite and not negative")
         if self.left < 0 or self.batch < 1 or any(not 0 <= age < math.inf for age in self.ages_s):
             raise InvalidInput("ages, and samples that are left, are not negative, and a batch has at least 1 request")
-        if any(after > before for before, after in zip(self.ages_s, self.ages_s[1:], strict=False)):
+        if any(after > before for before, after in pairwise(self.ages_s)):
             raise InvalidInput("requests wait oldest first")
 
     @property
@@ -323,7 +324,7 @@ def _shared(option: Option) -> list[tuple[PointPerformance, float]]:
         raise InvalidInput(
             "the paper's policy needs a prediction of latencies beside fine-tuning; profile co-runs first"
         )
-    return list(zip(option.services, option.shared_s, strict=True))
+    return list(paired(option.services, option.shared_s))
 
 
 def _holds(ages_s: tuple[float, ...], service: PointPerformance, shared_s: float, slo_s: float) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polythrottle.domain.backports import paired, removeprefix
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
 from polythrottle.training.beside.trainer.driver import ADAPTERS
 from polythrottle.training.beside.trainer.job_folder import classes_of
@@ -123,7 +124,7 @@ def begun(uri: str, sample: torch.Tensor, labels: list[str], seed: int) -> tuple
         UnknownName: If a Python module has no such name.
         TrialError: If it fails on the sample.
     """
-    shape = f"{'x'.join(map(str, sample.shape))}:{str(sample.dtype).removeprefix('torch.')}"
+    shape = f"{'x'.join(map(str, sample.shape))}:{removeprefix(str(sample.dtype), 'torch.')}"
     if uri.lower().endswith((ARCHIVE, SCRIPT)):
         module = open_export(uri, inputs=() if uri.lower().endswith(ARCHIVE) else (shape,)).module
         if isinstance(module, torch.jit.ScriptModule):
@@ -332,7 +333,7 @@ class Learner:
         value = loss.item()
         if not math.isfinite(value):
             raise _diverged("the loss", value)
-        for total, gradient in zip(self._gathered, gradients, strict=True):
+        for total, gradient in paired(self._gathered, gradients):
             total.add_(gradient)
         self._loss += value
         self._samples += len(classes)
@@ -345,7 +346,7 @@ class Learner:
         """
         if not self._samples:
             return None
-        for weight, total in zip(self._free, self._gathered, strict=True):
+        for weight, total in paired(self._free, self._gathered):
             weight.grad = total / self._samples
         self._optimizer.step()
         if not all(bool(torch.isfinite(weight).all()) for weight in self._free):

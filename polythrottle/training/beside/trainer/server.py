@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polythrottle.actuation.wire import error_line
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.json_lines import Channel
@@ -156,7 +157,7 @@ def _medians_s(models: Sequence[Scores], inputs: torch.Tensor) -> list[float]:
     """Return each model's median latency; they take turns, so that whatever else runs slows them alike."""
     times: list[list[float]] = [[] for _ in models]
     for turn in range(_WARM + _TIMED):
-        for model, taken in zip(models, times, strict=True):
+        for model, taken in paired(models, times):
             start_s = time.perf_counter()
             model(inputs)
             if inputs.is_cuda:
