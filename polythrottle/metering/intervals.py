@@ -201,7 +201,7 @@ def error_of_mean(values: Array, queries: float) -> Mixed:
     parts = np.column_stack([np.ones(count), np.arange(count) - (count - 1) / 2])
     freedom = count - parts.shape[1]
     found = [_regressed(values, parts, held) for held in (0.0, *_held(queries).tolist())]
-    logs, squares, shares = (np.array(each) for each in zip(*found, strict=True))
+    logs, squares, shares = (np.array(each) for each in zip(*found))
     prior = np.array([_INDEPENDENT, *[(1 - _INDEPENDENT) / len(_QUERIES)] * len(_QUERIES)])
     likely = logs - freedom / 2 * np.log(np.maximum(squares, _NO_NOISE)) + np.log(prior)
     weights = np.exp(likely - likely.max())

@@ -1,15 +1,19 @@
 """An append-only file of lines: each is on disk before anybody acts on it, and a torn last one is cut off."""
 
+from __future__ import annotations
+
 import fcntl
 import io
 import os
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from polythrottle.domain.errors import StorageError
 from polythrottle.storage.atomic_file import sync_folder
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AppendLog:

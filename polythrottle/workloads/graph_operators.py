@@ -1,5 +1,7 @@
 """The operators of one query and the tensors they read and write, and their operations, bytes and memory."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -136,8 +138,6 @@ class Sketch:
 
 # Counts a graph: operations, bytes with and without fusion, and the memory activations take.
 
-Group = Sequence[Operator]
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -209,7 +209,7 @@ def fuse(graph: Graph) -> list[list[Operator]]:
     return groups
 
 
-def _written(graph: Graph, groups: Sequence[Group]) -> list[list[Access]]:
+def _written(graph: Graph, groups: Sequence[Sequence[Operator]]) -> list[list[Access]]:
     """Return what each group writes for others to read."""
     home = {write.tensor: i for i, group in enumerate(groups) for step in group for write in step.writes}
     needed = set(graph.outputs)
@@ -218,7 +218,7 @@ def _written(graph: Graph, groups: Sequence[Group]) -> list[list[Access]]:
     return [[write for step in group for write in step.writes if write.tensor in needed] for group in groups]
 
 
-def _moved(graph: Graph, groups: Sequence[Group], real_bytes: int) -> tuple[float, float]:
+def _moved(graph: Graph, groups: Sequence[Sequence[Operator]], real_bytes: int) -> tuple[float, float]:
     """Return the bytes of constants and of activations that groups move."""
     constants = traffic = 0.0
     for group, writes in paired(groups, _written(graph, groups)):
@@ -234,7 +234,7 @@ def _size(graph: Graph, accesses: Iterable[Access], real_bytes: int) -> float:
     return sum(access.elements * float(graph.tensors[access.tensor].item_bytes or real_bytes) for access in accesses)
 
 
-def _peak(graph: Graph, groups: Sequence[Group], real_bytes: int) -> float:
+def _peak(graph: Graph, groups: Sequence[Sequence[Operator]], real_bytes: int) -> float:
     """Return the most bytes of activations that are held at once, each from being written to being last read."""
     last = {read.tensor: i for i, group in enumerate(groups) for step in group for read in step.reads}
     last.update(dict.fromkeys(graph.outputs, len(groups)))

@@ -7,6 +7,8 @@ but has operators that read and write files. Tensors are only ever unpickled as 
 up to torch 2.5 the older format was unpickled in full even so (CVE-2025-32434).
 """
 
+from __future__ import annotations
+
 import ast
 import io
 import json
@@ -326,7 +328,7 @@ def _check_tree(tree: Any, depth: int) -> None:
         else:
             context = node["context"]
         keys = context if isinstance(context, list) else [context]
-        if node["type"] not in _TREES or not all(key is None or isinstance(key, str | int) for key in keys):
+        if node["type"] not in _TREES or not all(key is None or isinstance(key, (str, int)) for key in keys):
             raise _Unsafe(f"it takes arguments of the type {str(node['type'])[:80]!r}")
         if depth > _MOST_DEPTH:
             raise _Unsafe("its arguments are nested too deeply")
@@ -357,7 +359,7 @@ def _harmless(node: ast.AST) -> bool:
         called = _read_of(node.func) or (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
         return called and (not powers or (len(node.args) == 2 and _small(node.args[1])))
     # A size such as 9**9**9 is arithmetic too, and never ends.
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.LShift)):
         return _small(node.right)
     if isinstance(node, ast.Attribute):
         return _read_of(node)
@@ -375,7 +377,7 @@ def _read_of(node: ast.AST) -> bool:
 def _plain_constant(value: Any) -> bool:
     if isinstance(value, str):
         return _PLAIN.fullmatch(value) is not None
-    return value is None or (isinstance(value, int | float) and abs(value) < _LARGEST_NUMBER)
+    return value is None or (isinstance(value, (int, float)) and abs(value) < _LARGEST_NUMBER)
 
 
 def _small(node: ast.AST) -> bool:

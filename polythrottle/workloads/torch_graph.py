@@ -1,5 +1,7 @@
 """The computation graph of a torch module, drawn while it answers one query."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

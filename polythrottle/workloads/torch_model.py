@@ -1,8 +1,10 @@
 """Torch models as workloads: modules, and exported files of torch.export and TorchScript."""
 
+from __future__ import annotations
+
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
 
 import torch
 
@@ -316,7 +318,7 @@ class _Exported(torch.nn.Module):
         self._graph = program.module()
         self._form = program.call_spec.in_spec
 
-    def train(self, mode: bool = True) -> "_Exported":
+    def train(self, mode: bool = True) -> _Exported:
         """Do nothing: the mode is part of what was exported."""
         del mode
         return self

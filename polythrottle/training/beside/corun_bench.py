@@ -1,5 +1,7 @@
 """Co-runs measured on a device, and how far predictions lie off those that no fit has seen."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from typing_extensions import Self
 
 from polythrottle.domain.errors import InvalidInput, TrialError
 from polythrottle.domain.measurement import Latency
@@ -18,6 +19,9 @@ from polythrottle.domain.ports import Workload
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.training.beside.corun_model import LEAST_RUNS, CoRun, PaperModel, Predictor, intensity, took_s
 from polythrottle.training.beside.interference import Interference, most_informative
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Co-runs for real: queries of a workload while a trainer works in turns, in another process.
 
@@ -379,8 +383,8 @@ def profile(
 
 def _telling_runs(bench: Bench, cases: Sequence[CoRun], count: int) -> tuple[list[int], list[CoRun]]:
     """Measure the cases that tell most, each chosen after the one before; return their places and what was measured."""
-    places = list[int]()
-    runs = list[CoRun]()
+    places: list[int] = []
+    runs: list[CoRun] = []
     while len(runs) < count:
         places.append(most_informative(cases, runs))
         runs.append(bench.measure(cases[places[-1]]))

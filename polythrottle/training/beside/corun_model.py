@@ -1,16 +1,20 @@
 """A co-run of an inference query beside fine-tuning, and the PolyThrottle paper's linear model of its latency."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from polythrottle.domain.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # One co-run: an inference query, the fine-tuning that ran beside it, the clocks, and how long the query took.
 

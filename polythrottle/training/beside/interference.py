@@ -1,11 +1,13 @@
 """How long inference takes beside fine-tuning: a roofline, a learnt rest and a tail, fitted to few co-runs."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.beside.corun_model import (
@@ -18,6 +20,9 @@ from polythrottle.training.beside.corun_model import (
     intensity,
     took_s,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # How latency follows from work, clocks and share: a roofline, what sharing adds, and what both miss.
 #

@@ -1,5 +1,7 @@
 """Inference and fine-tuning side by side on a real device, within a latency limit and a mean power."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import time
@@ -21,14 +23,7 @@ from polythrottle.training.beside.preparation import (
     rehearse,
     remeasure_batches,
 )
-from polythrottle.training.beside.scheduler import (
-    ALONE,
-    GENTLE,
-    MeanPowerLimit,
-    Terms,
-    policy,
-    wall_day_s,
-)
+from polythrottle.training.beside.scheduler import ALONE, GENTLE, MeanPowerLimit, Terms, policy, wall_day_s
 from polythrottle.training.beside.serving_loop import LOOK_S, SLICES_MOST, AnsweredBatch, Result, ServingLoop, Training
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.supervisor import SLICE, CompletedCall, SupervisedTrainer, WorkerThread
@@ -105,7 +100,7 @@ class Guard:
         """Return whether nothing is to be fine-tuned now."""
         return now_s < self.until_s
 
-    def after(self, latency_s: float, now_s: float) -> "Guard":
+    def after(self, latency_s: float, now_s: float) -> Guard:
         """Return the guard after one more answered request; in a pause, none counts: fine-tuning cannot be why."""
         # A request that came before the last change was slowed by what was aimed at then; counting it would punish
         # twice.
@@ -129,7 +124,7 @@ class Guard:
         enough = self.calm >= self.patience or now_s - self.since_s >= _LONGEST_S
         return enough and self.stirred <= _CALM * self.calm
 
-    def _careful(self, now_s: float) -> "Guard":
+    def _careful(self, now_s: float) -> Guard:
         # Doubling, as congestion control does: whoever dares again too soon breaks the limit again and again.
         patience = min(2 * self.patience, _PATIENT * WINDOW)
         if self.place + 1 < len(AIMS):
@@ -140,12 +135,12 @@ class Guard:
         # Counted from the pause's end: while nothing is fine-tuned, calm says nothing of what may be dared.
         return self._changed(until_s, patience=patience, **pause)
 
-    def _daring(self, now_s: float) -> "Guard":
+    def _daring(self, now_s: float) -> Guard:
         """Aim a step higher; at the limit already, forget some of the care."""
         patience = self.patience if self.place else max(WINDOW, self.patience // 2)
         return self._changed(now_s, place=max(0, self.place - 1), patience=patience, pause_s=_PAUSE_S)
 
-    def _changed(self, since_s: float, **what: Any) -> "Guard":
+    def _changed(self, since_s: float, **what: Any) -> Guard:
         return replace(self, seen=0, near=0, calm=0, stirred=0, since_s=since_s, **what)
 
 
@@ -353,9 +348,9 @@ class _LiveHost:
         timings: Timings,
         terms: Terms,
         lane: WorkerThread,
-        done: "SimpleQueue[CompletedCall]",
+        done: SimpleQueue[CompletedCall],
         told: Callable[[RunProgress], None] | None,
-        beside: "dict[int, float] | None",
+        beside: dict[int, float] | None,
     ) -> None:
         self._server = server
         self._tended = tended
@@ -376,7 +371,7 @@ class _LiveHost:
         else:
             self._meter = MeteredPowerLimit(device, terms.ration)
         self.guard = Guard(terms.slo_s)
-        self.slices_s = deque[tuple[float, float]](maxlen=SLICES_MOST)
+        self.slices_s: deque[tuple[float, float]] = deque(maxlen=SLICES_MOST)
         self.finished_s: float | None = None
 
     @property

@@ -1,5 +1,7 @@
 """A fine-tuning job in slices, and the operating points for it and inference: what each can do and costs."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """How much can be fine-tuned by some time within some power, and what that costs: ranges, never points."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,7 +161,7 @@ def _parts(ahead: Sequence[LoadInterval], off_peak: OffPeak | None, day_s: float
     Raises:
         InvalidInput: If no hour lies within the horizon.
     """
-    parts = list[tuple[LoadInterval, float]]()
+    parts: list[tuple[LoadInterval, float]] = []
     hours = None
     if off_peak is not None:
         hours = off_peak.hours

@@ -1,5 +1,7 @@
 """Before the first request: device, workload and trainer are opened, and batches and slices are measured."""
 
+from __future__ import annotations
+
 import math
 import statistics
 import time
@@ -8,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.probe import find_device
@@ -19,10 +22,12 @@ from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.training.beside.corun_bench import UNKNOWN, CoRunProfile, MeasuredBench, Work, profile
 from polythrottle.training.beside.corun_model import LEAST_RUNS, PaperModel
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
-from polythrottle.training.beside.simulated_run import SimulatedScene
 from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.training.beside.trainer.supervisor import SupervisedTrainer, WorkerThread
 from polythrottle.workloads import open_workload
+
+if TYPE_CHECKING:
+    from polythrottle.training.beside.simulated_run import SimulatedScene
 
 # A workload that answers requests in batches.
 
@@ -251,6 +256,9 @@ class ServingPlace:
         Raises:
             PolythrottleError: If there is no such board or model, or words make no sense there.
         """
+        # Only here: what runs on a real board, also over SSH, needs no simulation.
+        from polythrottle.training.beside.simulated_run import SimulatedScene
+
         uri = DeviceURI.parse(self.device)
         uri.only("seed", "noise")
         if uri.meter:

@@ -1,11 +1,14 @@
 """Who gets the device next, inference or fine-tuning: pure policies within a limit, hours and a mean power."""
 
+from __future__ import annotations
+
 import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Callable
 
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.backports import paired, pairwise
@@ -68,7 +71,7 @@ class Hours:
             raise InvalidInput(f"nothing lies between {_written(self.begin_s)} and {_written(self.end_s)}")
 
     @classmethod
-    def parse(cls, text: str) -> "Hours":
+    def parse(cls, text: str) -> Hours:
         """Return the hours that a text such as ``22:00-06:00`` means.
 
         Raises:
@@ -158,7 +161,7 @@ class MeanPowerLimit:
         if not 0 < self.power_w < math.inf:
             raise InvalidInput(f"a power is above 0 W and finite, not {self.power_w:g} W")
 
-    def after(self, joules: float, duration_s: float) -> "MeanPowerLimit":
+    def after(self, joules: float, duration_s: float) -> MeanPowerLimit:
         """Return the ration after some time in which the device drew some energy."""
         most_j = self.power_w * _SPAN_S
         spare_j = min(most_j, max(-most_j, self.spare_j + self.power_w * duration_s - joules))

@@ -1,5 +1,7 @@
 """Serving and fine-tuning side by side: one loop over a host with a clock, real or computed, and what comes of it."""
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +146,7 @@ class ServingLoop:
         self._batch = batch
         self._menu = menu
         self._gives_up_s = gives_up_s
-        self._waiting = deque[float]()
+        self._waiting: deque[float] = deque()
         self._forecast = Forecast().seen(0.0, rate_per_s, LOOK_S)
         self._period_s = LOOK_S
         self._look_s = LOOK_S

@@ -18,13 +18,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation.wire import error_from
 from polythrottle.domain.errors import InvalidInput, StorageError, TrialError
 from polythrottle.storage.json_lines import Channel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What is to be trained, on what and how: a job as the trainer needs it.
 

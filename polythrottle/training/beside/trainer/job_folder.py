@@ -15,9 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage import tables
@@ -33,6 +31,9 @@ from polythrottle.training.checkpoints import (
     read_head,
     sealed,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def put_json(path: Path, document: Any) -> None:

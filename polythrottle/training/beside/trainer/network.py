@@ -1,5 +1,7 @@
 """The model that is fine-tuned: a frozen backbone, a free head or adapters, and their training in slices."""
 
+from __future__ import annotations
+
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polythrottle.domain.backports import paired, removeprefix
+from polythrottle.domain.backports import paired, removeprefix, removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
 from polythrottle.training.beside.trainer.driver import ADAPTERS
 from polythrottle.training.beside.trainer.job_folder import classes_of
@@ -187,7 +189,7 @@ def _by_graph(program: Any) -> Iterator[tuple[str, str]]:
 def _by_shape(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
     """Yield matrices called weight, and the biases beside them."""
     for name, weight in weights.items():
-        bias = f"{name.removesuffix('weight')}bias"
+        bias = f"{removesuffix(name, 'weight')}bias"
         if weight.dim() == 2 and name.endswith("weight"):
             yield name, bias if bias in weights else ""
 
@@ -384,7 +386,8 @@ class Learner:
 def out_of_memory(err: BaseException) -> bool:
     """Return whether an error says that memory has run out."""
     told = isinstance(err, RuntimeError) and any(sign in str(err) for sign in _SIGNS)
-    return told or isinstance(err, MemoryError | torch.OutOfMemoryError)
+    # By its name: torch's own is in another place from 2.5 on.
+    return told or isinstance(err, MemoryError) or type(err).__name__ == "OutOfMemoryError"
 
 
 def _diverged(what: str, value: float) -> TrialError:

@@ -1,15 +1,17 @@
 """The trainer's end of the line: answers requests one by one, validates the new model, and swaps the served one."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 

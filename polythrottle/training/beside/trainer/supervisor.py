@@ -1,5 +1,7 @@
 """A trainer that is supervised from a thread of its own: given slices, stopped, ended when it hangs, started again."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +47,7 @@ class WorkerThread:
         done: Where to put what is done.
     """
 
-    def __init__(self, name: str, done: "SimpleQueue[CompletedCall]") -> None:
+    def __init__(self, name: str, done: SimpleQueue[CompletedCall]) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._done = done
 
@@ -54,7 +56,7 @@ class WorkerThread:
         # Time is taken in the thread that did it, so that a busy queue does not count as work.
         began_s = time.monotonic()
 
-        def told(future: "Future[Any]") -> None:
+        def told(future: Future[Any]) -> None:
             error = future.exception()
             value = None
             if error is None:

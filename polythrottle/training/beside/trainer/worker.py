@@ -3,6 +3,8 @@
 An epoch goes over what its listing says. Which samples each step has seen stands in a ledger that is only added to.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
@@ -16,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, StorageError, TrialError
@@ -587,5 +588,7 @@ def _device(task: Task) -> torch.device:
 def _limit(memory_bytes: int | None, device: torch.device) -> None:
     """Let this process take no more memory than it has and some."""
     if memory_bytes is not None and device.type == "cpu":
+        import psutil  # a board's Python need not have it
+
         most = psutil.Process().memory_info().vms + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
