@@ -25,7 +25,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "tuning": (*ADAPTERS, "board", "metering"),
     "report": ADAPTERS,
     "inspect": ADAPTERS,
-    "training": (*ADAPTERS, "metering", "tuning"),
+    "training": (*ADAPTERS, "board", "metering", "tuning"),
     "daemon": (*ADAPTERS, "metering", "tuning"),
     "cluster": (*ADAPTERS, "metering", "tuning"),
     "lab": (*ADAPTERS, "metering", "tuning", "training", "cluster"),

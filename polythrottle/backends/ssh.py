@@ -37,6 +37,15 @@ def is_ssh(device: str | None) -> TypeGuard[str]:
     return device is not None and device.startswith(_SCHEME)
 
 
+def desk() -> str:
+    """Return who asks from here, for people at the board."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user} at {platform.node()} (process {os.getpid()}, over SSH)"
+
+
 class SshBoard:
     """A board over SSH; connected when something is asked, and until `close`: what runs there ends with it.
 
@@ -284,11 +293,7 @@ class SshDevice(RemoteDevice):
 
     @property
     def _holder(self) -> str:
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):
-            user = str(os.getuid())
-        return f"{user} at {platform.node()} (process {os.getpid()}, over SSH)"
+        return desk()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

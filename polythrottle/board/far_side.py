@@ -27,8 +27,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,44 @@ def main(mark: str, folder: str, device: str) -> int:
         folder: Where this was unpacked.
         device: URI of the device that is served; what ``auto`` means if "".
     """
-    place = Path(folder)
-    lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with own_folder(Path(folder)):
+        return _serve(mark, Path(folder), device)
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Run from the folder in which this was unpacked, and remove it at the end.
+
+    Args:
+        folder: Which stays as long as a guard or a keeper runs from it.
+    """
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     # Held for life: by it the next far side knows that this folder is in use.
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        _sweep(place)
-        return _serve(mark, place, device)
+        _sweep(folder)
+        yield
     finally:
-        _leave(place)
+        _leave(folder)
+
+
+def device_here(device: str) -> str:
+    """Return the URI of the device of this board that a desk means.
+
+    Args:
+        device: As the desk names it; what ``auto`` means if "".
+
+    Raises:
+        InvalidInput: If it is none of a board over SSH.
+        PolythrottleError: If it means nothing, or nothing is here.
+    """
+    uri = find_device().uri if device in ("", "auto") else device
+    scheme = DeviceURI.parse(uri).scheme
+    if scheme == "sim":
+        raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
+    if scheme in ("ssh", "replay"):
+        raise InvalidInput(f"{device} cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can")
+    return uri
 
 
 def _leave(own: Path) -> None:
@@ -157,7 +186,10 @@ def _serve(mark: str, folder: Path, device: str) -> int:
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
-        uri = _served(device)
+        uri = device_here(device)
+        # What an actuator serves is opened by its own rules, and set by whoever it is lent to.
+        if DeviceURI.parse(uri).scheme != "actuator":
+            uri = served_uri(uri)
         why_missing(uri)
         path = folder / "far.sock"
         if len(os.fsencode(path)) > _LONGEST_PATH:
@@ -168,13 +200,13 @@ def _serve(mark: str, folder: Path, device: str) -> int:
         for text in service.start():
             _say(f"left from before: {text}")
     except (PolythrottleError, OSError) as err:
-        _tell(mark, f"fault {err}")
+        tell(mark, f"fault {err}")
         return 1
     server = Server(listener, service, Supervisor())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
-    _tell(mark, "ready")
+    tell(mark, "ready")
     _Relay(path, server).start()
     left: Sequence[str] = ()
     try:
@@ -189,26 +221,13 @@ def _serve(mark: str, folder: Path, device: str) -> int:
     return 0
 
 
-def _served(device: str) -> str:
-    """Return the URI of the device that a desk means.
+def tell(mark: str, words: str) -> None:
+    """Tell the desk, before the channel begins, how it stands here.
 
-    Raises:
-        InvalidInput: If it cannot be reached over SSH.
-        DeviceError: If there is none.
+    Args:
+        mark: What begins such lines.
+        words: ``ready``, or ``fault`` and why.
     """
-    uri = find_device().uri if device in ("", "auto") else device
-    scheme = DeviceURI.parse(uri).scheme
-    if scheme == "sim":
-        raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
-    if scheme in ("ssh", "replay"):
-        raise InvalidInput(f"{device} cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can")
-    # What an actuator serves is opened by its own rules, and set by whoever it is lent to.
-    if scheme == "actuator":
-        return uri
-    return served_uri(uri)
-
-
-def _tell(mark: str, words: str) -> None:
     with suppress(OSError):
         os.write(1, f"{mark} {printable(words)}\n".encode("utf-8", "replace"))
 

@@ -21,7 +21,7 @@ import time
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,9 +57,13 @@ _INIT = '"""The part of polythrottle that is carried to a board."""\n'
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same zip
 
 
-def sources() -> Iterator[tuple[str, Path]]:
-    """Yield every file that is carried: its name in the zip, and where it is here."""
-    paths = [path for pattern in _PATTERNS for path in sorted(_PACKAGE.glob(pattern))]
+def sources(also: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
+    """Yield every file that is carried: its name in the zip, and where it is here.
+
+    Args:
+        also: Patterns of modules besides those that every board gets, from the package on.
+    """
+    paths = [path for pattern in (*_PATTERNS, *also) for path in sorted(_PACKAGE.glob(pattern))]
     paths += [_PACKAGE / folder / f"{name}.py" for folder, names in _MODULES.items() for name in names.split()]
     for path in paths:
         yield f"polythrottle/{path.relative_to(_PACKAGE).as_posix()}", path
@@ -74,9 +78,12 @@ def sources() -> Iterator[tuple[str, Path]]:
         yield f"tomli/{path.name}", path
 
 
-@lru_cache(maxsize=1)
-def packed() -> bytes:
+@lru_cache(maxsize=2)
+def packed(also: Sequence[str] = ()) -> bytes:
     """Return the zip.
+
+    Args:
+        also: As of `sources`; a tuple.
 
     Raises:
         DeviceError: If a file of it cannot be read here.
@@ -84,7 +91,7 @@ def packed() -> bytes:
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         archive.writestr(zipfile.ZipInfo("polythrottle/__init__.py", _EPOCH), _INIT)
-        for name, path in sources():
+        for name, path in sources(also):
             try:
                 content = path.read_bytes()
             except OSError as err:
@@ -153,7 +160,11 @@ except (OSError, zipfile.BadZipFile) as err:
 del parts
 sys.path[0] = folder
 try:
-    from polythrottle.board.far_side import main
+    main = __import__(told["entry"], fromlist=["main"]).main
+except ImportError as err:
+    shutil.rmtree(folder, True)
+    say("fault %s there cannot run this: %s; name another one with ?python=" % (sys.executable, err))
+    sys.exit(1)
 except BaseException:
     shutil.rmtree(folder, True)
     raise
@@ -291,10 +302,14 @@ class Link:
 
     Args:
         place: The board.
+        also: Patterns of modules that are carried besides.
+        entry: The module whose ``main`` runs there.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, also: Sequence[str] = (), entry: str = "polythrottle.board.far_side") -> None:
         self._place = place
+        self._also = tuple(also)
+        self._entry = entry
         self._start: _Start | None = None
         self.connections = 0
         """How often it was connected."""
@@ -306,7 +321,7 @@ class Link:
             DeviceError: If the board cannot be reached, its Python cannot run it, or there is no room; says which.
             PermissionDenied: If it does not let this user in.
         """
-        self._start = _Start(self._place)
+        self._start = _Start(self._place, self._also, self._entry)
         self.connections += 1
         return self._start.channel()
 
@@ -327,11 +342,11 @@ class Link:
 class _Start:
     """One start of ssh and of what it runs."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, also: Sequence[str], entry: str) -> None:
         self._place = place
         self._mark = f"polythrottle-{secrets.token_hex(8)}"
-        self._zip = packed()
-        told = {"mark": self._mark, "size": len(self._zip), "device": place.device}
+        self._zip = packed(also)
+        told = {"mark": self._mark, "size": len(self._zip), "device": place.device, "entry": entry}
         command = place.command(_BOOTSTRAP.replace("{told}", json.dumps(told)))
         self._program = command[0]
         self._line = bytearray()

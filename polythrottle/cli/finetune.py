@@ -357,12 +357,18 @@ def _simulated(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Resul
 
 
 def _real(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
+    from polythrottle.backends.ssh import is_ssh
     from polythrottle.cli.render.finetune import LiveRun
     from polythrottle.daemon.trainer_monitor import leave_link
     from polythrottle.training.beside.live_run import run
     from polythrottle.training.beside.trainer.driver import Trainer
 
     task = job.task(place)
+    if is_ssh(place.device.strip()):
+        from polythrottle.training.beside.far_run import run_there
+
+        with LiveRun(terms) as live:
+            return run_there(place, task, terms, live.told, live.noted)
     device, server = place.open()
     # The daemon finds the job by that link and takes it into account.
     leave_link(Path(task.folder), state_dir() / "finetune")

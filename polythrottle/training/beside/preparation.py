@@ -274,6 +274,15 @@ class ServingPlace:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1, not noise={self.noise:g}")
         return SimulatedScene.of(load_board(uri.name), load_model(self.workload), job, self.noise, most)
 
+    def check_model(self) -> None:
+        """Check that what is served is a model, as a real device needs.
+
+        Raises:
+            InvalidInput: If it is a description in the catalogue.
+        """
+        if self.workload in names("profiles/workloads"):
+            raise InvalidInput(f"{self.workload} describes a model for simulated boards; a real device needs the model")
+
     def open(self) -> tuple[Device, BatchedWorkload]:
         """Return the real device, not entered, and what answers on it.
 
@@ -286,11 +295,10 @@ class ServingPlace:
             uri = self.device.strip()
         if uri.startswith("replay:"):
             raise InvalidInput("a replay table cannot fine-tune; take sim:<board> or a real device")
-        # The model and its trainer would run here, while the joules are the board's.
+        # The model and its trainer would run here, while the joules are the board's; `far_run` has all of it run there.
         if uri.startswith("ssh:"):
-            raise InvalidInput("fine-tuning does not go over SSH yet; log in to the board, and run the command there")
-        if self.workload in names("profiles/workloads"):
-            raise InvalidInput(f"{self.workload} describes a model for simulated boards; a real device needs the model")
+            raise InvalidInput("only finetune run goes over SSH; for this log in to the board, and run it there")
+        self.check_model()
         if self.threads is None:
             threads: Sequence[int] | None = None
         else:

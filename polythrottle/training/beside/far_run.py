@@ -1,0 +1,417 @@
+"""Fine-tuning beside inference on a board over SSH: `run_there` at the desk, and `main`, which runs on the board.
+
+The board serves, trains, and reads its own energy, in its own interpreter. Both say JSON objects, one a line; the desk:
+
+``place``, ``task``, ``terms``, ``holder``: what is to be run, and who asks. The first line, once.
+``stop`` ends the run as Ctrl-C does. ``alive`` is said so often that the board knows that the desk is there.
+
+The board:
+
+``progress`` and ``note``, while it runs.
+``part`` and ``values``: latencies and the like, some at a time, for there may be millions; ``result``: the rest.
+``error``: why there is none. ``ended``: it was interrupted before there was any.
+
+A desk that hangs up, or is silent for 45 seconds, ends the run as Ctrl-C does: the board is put back first, and the
+job's last step is brought to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from polythrottle.actuation.actuator import acting_for
+from polythrottle.actuation.wire import error_from, error_line
+from polythrottle.backends import DeviceURI
+from polythrottle.board.far_side import device_here, own_folder, tell
+from polythrottle.domain.arrivals import Arrivals, Trace
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
+from polythrottle.storage.json_lines import Channel, decode, encode
+from polythrottle.training.beside.live_run import RunProgress, run
+from polythrottle.training.beside.preparation import ServingPlace
+from polythrottle.training.beside.scheduler import Hours, Terms
+from polythrottle.training.beside.serving_loop import Result, Training
+from polythrottle.training.beside.trainer.driver import Task, Trainer
+from polythrottle.workloads.foreign_calls import one_line
+
+MODULES = (
+    "domain/ladder.py",
+    "domain/load/__init__.py",
+    "domain/load/energy_ration.py",
+    "domain/load/forecast.py",
+    "metering/intervals.py",
+    "storage/append_log.py",
+    "storage/cells.py",
+    "storage/tables.py",
+    "training/__init__.py",
+    "training/beside/__init__.py",
+    "training/beside/corun_bench.py",
+    "training/beside/corun_model.py",
+    "training/beside/far_run.py",
+    "training/beside/interference.py",
+    "training/beside/live_run.py",
+    "training/beside/operating_options.py",
+    "training/beside/plan.py",
+    "training/beside/preparation.py",
+    "training/beside/scheduler.py",
+    "training/beside/serving_loop.py",
+    "training/beside/trainer/*.py",
+    "training/checkpoints.py",
+    "workloads/graph_operators.py",
+    "workloads/torch_*.py",
+)
+"""What a board gets besides, where it fine-tunes."""
+
+_LISTS = ("latencies_s", "arrived_s", "slices_s")
+"""What a result holds of each request or slice: sent in parts, for a night has millions."""
+_PART = 10_000
+_MOST = 4 * 1024 * 1024
+_CHUNK = 65536
+_ALIVE_S = 10.0
+_SILENT_S = 45.0
+"""As long as ssh itself waits for a sign of the other side."""
+_PARTING_S = 90.0
+"""So long may a run take that is to end: bringing a step to disk, or a query that hangs."""
+
+
+# At the desk.
+
+_RUNS_THERE = re.compile(r"cmd:.*|[^?]+\.pt2?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*(\?.*)?", re.DOTALL)
+
+
+def run_there(
+    place: ServingPlace,
+    task: Task,
+    terms: Terms,
+    told: Callable[[RunProgress], None],
+    noted: Callable[[str], None],
+) -> Result:
+    """Return what came of serving requests and training in between on a board over SSH.
+
+    A run that is interrupted from the keyboard ends there as if its time were up, and says so; a second interrupt hangs
+    up, after which it ends all the same.
+
+    Args:
+        place: Its device is a URI ``ssh://…``, its workload one of the board.
+        task: With folders of the board.
+        terms: What is to be kept to.
+        told: Called about once a second.
+        noted: Called with what should be known.
+
+    Raises:
+        InvalidInput: If something cannot be run over SSH.
+        DeviceError: If the board cannot be reached, its Python has no torch, or the connection is lost.
+        PolythrottleError: As `polythrottle.training.beside.live_run.run` on the board itself.
+    """
+    # Only here: what runs on the board has no client.
+    from polythrottle.backends.ssh import desk
+    from polythrottle.board.link import Link, Place
+
+    _check(place, terms)
+    uri = DeviceURI.parse(place.device)
+    board = Place.parse(uri.name, uri.options)
+    link = Link(board, MODULES, __name__)
+    channel = Channel(link.connect(), _MOST)
+    try:
+        channel.send({"holder": desk(), **_order(place, task, terms)})
+        followed = _Followed(channel, board.where, told, noted)
+        return followed.result()
+    except (EOFError, OSError):
+        raise _lost(board.where, link.last_words()) from None
+    finally:
+        channel.close()
+
+
+def _lost(where: str, words: str) -> DeviceError:
+    """Return what is said of a lost connection."""
+    last = ""
+    if words:
+        last = f" (its last words: {words})"
+    return DeviceError(
+        f"the connection to {where} was lost{last}; the board ends the run, puts itself back and keeps the job up to "
+        "its last step: the same command goes on with it"
+    )
+
+
+def _check(place: ServingPlace, terms: Terms) -> None:
+    if DeviceURI.parse(place.device).meter:
+        raise InvalidInput("a meter is read here, by another clock than the board's; leave it out over SSH")
+    place.check_model()
+    if not _RUNS_THERE.fullmatch(place.workload):
+        raise InvalidInput(
+            f"{place.workload} cannot be served over SSH: beside fine-tuning a board runs package.module:callable, "
+            "model.pt2, model.pt and cmd:<shell words>"
+        )
+    if isinstance(terms.arrivals, Trace):
+        raise InvalidInput("a trace of requests is not carried to a board; take poisson, burst, day or uniform")
+
+
+def _order(place: ServingPlace, task: Task, terms: Terms) -> dict[str, Any]:
+    """Return what is to be run, as it travels."""
+    plain = {name: getattr(terms, name) for name in ("slo_s", "policy", "seconds", "seed", "power_w")}
+    hours = None
+    if terms.hours is not None:
+        hours = str(terms.hours)
+    return {
+        "place": {**asdict(place), "device": ""},
+        "task": task.document(),
+        "terms": {**plain, "arrivals": str(terms.arrivals), "hours": hours},
+    }
+
+
+class _Followed:
+    """A run on a board as it is told."""
+
+    def __init__(
+        self, channel: Channel, where: str, told: Callable[[RunProgress], None], noted: Callable[[str], None]
+    ) -> None:
+        self._channel = channel
+        self._where = where
+        self._told = told
+        self._noted = noted
+        self._stopping = False
+        self._said_s = time.monotonic()
+        self._lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
+
+    def result(self) -> Result:
+        """Wait for it.
+
+        Raises:
+            EOFError: If the board's side is gone; OSError likewise.
+            PolythrottleError: What it fails with there.
+        """
+        while True:
+            message = self._next()
+            try:
+                found = self._take(message)
+            except (KeyError, TypeError, AttributeError, ValueError) as err:
+                raise DeviceError(f"{self._where} answers what makes no sense: {one_line(err)}") from err
+            if found is not None:
+                return found
+
+    def _next(self) -> Mapping[str, Any]:
+        while True:
+            try:
+                if time.monotonic() >= self._said_s + _ALIVE_S:
+                    self._said_s = time.monotonic()
+                    self._channel.send({"alive": True})
+                message = self._channel.receive(1.0)
+            except KeyboardInterrupt:
+                if self._stopping:
+                    raise
+                self._stopping = True
+                self._noted(f"{self._where} ends the run and is put back; once more, and nobody waits for that")
+                self._channel.send({"stop": True})
+                continue
+            except InvalidInput as err:
+                raise DeviceError(f"{self._where} answers what makes no sense: {err}") from err
+            if message is not None:
+                return message
+
+    def _take(self, message: Mapping[str, Any]) -> Result | None:
+        if "progress" in message:
+            self._told(RunProgress(**message["progress"]))
+        elif "note" in message:
+            self._noted(str(message["note"]))
+        elif "part" in message:
+            self._lists[message["part"]].extend(message["values"])
+        elif "result" in message:
+            found = _result_of(message["result"], self._lists)
+            return replace(found, title=f"{self._where}: {found.title}")
+        elif "ended" in message and self._stopping:
+            raise KeyboardInterrupt
+        elif "ended" in message:
+            raise DeviceError(f"{self._where}: the run was ended there; the same command goes on with the job")
+        else:
+            err = error_from(message["error"])
+            if self._where not in str(err):
+                err.args = (f"{self._where}: {err}",)
+            raise err
+        return None
+
+
+def _result_of(rest: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> Result:
+    """Return the result that has travelled."""
+    fields: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+    fields["slices_s"] = tuple((begun_s, ended_s) for begun_s, ended_s in lists["slices_s"])
+    fields["notices"] = tuple(rest["notices"])
+    return Result(**{**rest, **fields, "training": Training(**rest["training"])})
+
+
+# On the board.
+
+
+def main(mark: str, folder: str, device: str) -> int:
+    """Run what the desk at the other end of standard input asks for; returns an exit code.
+
+    Args:
+        mark: What begins the lines before the channel.
+        folder: Where this was unpacked.
+        device: URI of the device; what ``auto`` means if "".
+    """
+    with own_folder(Path(folder)):
+        return _serve(mark, device)
+
+
+def _serve(mark: str, device: str) -> int:
+    os.environ.setdefault("HOME", "/")
+    for number in (signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        uri = device_here(device)
+        if find_spec("torch") is None:
+            raise DeviceError(f"{sys.executable} there has no torch to fine-tune with; name one that has by ?python=")
+    except (PolythrottleError, OSError) as err:
+        tell(mark, f"fault {err}")
+        return 1
+    tell(mark, "ready")
+    desk = _Desk()
+    try:
+        return _answer(desk, uri)
+    except KeyboardInterrupt:  # while the result was told to a desk that has gone
+        return 1
+    finally:
+        desk.leave()
+
+
+def _answer(desk: _Desk, uri: str) -> int:
+    """Run what is asked for, and tell what comes of it."""
+    try:
+        desk.tell_result(_run_here(desk, uri))
+        return 0
+    except KeyboardInterrupt:
+        desk.tell(ended=True)
+    except PolythrottleError as err:
+        desk.tell(error=error_line(err))
+    except EOFError:
+        pass  # the desk has gone before it asked for anything
+    except ImportError as err:
+        desk.tell(error=error_line(DeviceError(f"{sys.executable} there cannot run that: {err}")))
+    # The outermost level: whatever it is, the desk is to have it in a line.
+    except Exception as err:
+        desk.tell(error=error_line(TrialError(f"the board's side met a fault: {one_line(err)}")))
+    return 1
+
+
+def _run_here(desk: _Desk, uri: str) -> Result:
+    order = desk.order()
+    given = order["place"]
+    place = ServingPlace(
+        device=uri,
+        workload=given["workload"],
+        batches=tuple(given["batches"]),
+        threads=given["threads"],
+        inputs=tuple(given["inputs"]),
+    )
+    terms = _terms_of(order["terms"])
+    task = Task.from_document(order["task"])
+    # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
+    with acting_for(str(order["holder"])):
+        device, server = place.open()
+        with closing(server.workload):
+            return run(
+                device,
+                server,
+                Trainer(task),
+                terms,
+                lambda passed: desk.tell(progress=asdict(passed)),
+                lambda text: desk.tell(note=text),
+            )
+
+
+def _terms_of(plain: Mapping[str, Any]) -> Terms:
+    """Return the terms that have travelled."""
+    hours = None
+    if plain["hours"] is not None:
+        hours = Hours.parse(plain["hours"])
+    return Terms(**{**plain, "arrivals": Arrivals.parse(plain["arrivals"]), "hours": hours})
+
+
+class _Desk:
+    """The desk, at the other end of this process's standard input and output."""
+
+    def __init__(self) -> None:
+        # What a model prints or reads is no part of the channel.
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+        self._lines = _lines(os.dup(0))
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        self._interrupted = False
+        # Not left to what started this, which may have them ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def order(self) -> Mapping[str, Any]:
+        """Return what is to be run; from then on the desk may end it.
+
+        Raises:
+            EOFError: If it has gone.
+            InvalidInput: If it says something else.
+        """
+        line = next(self._lines, None)
+        if line is None:
+            raise EOFError("the desk has gone")
+        threading.Thread(target=self._listen, name="polythrottle-desk", daemon=True).start()
+        return decode(line)
+
+    def _listen(self) -> None:
+        """End the run when the desk says so, hangs up, or is silent for too long."""
+        for line in self._lines:
+            with suppress(InvalidInput):
+                if "stop" in decode(line):
+                    os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        # A query that hangs in somebody's native code lets Python see no signal; a guard puts the board back then.
+        time.sleep(_PARTING_S)
+        os._exit(1)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        # Once: a second one would break off what puts the board back.
+        if not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+
+    def tell(self, **message: Any) -> None:
+        """Tell the desk something; nothing happens if it has gone."""
+        with suppress(OSError):
+            left = memoryview(encode(message))
+            while left:
+                left = left[os.write(self._out, left) :]
+
+    def tell_result(self, result: Result) -> None:
+        """Tell what came of the run."""
+        for name in _LISTS:
+            values = getattr(result, name)
+            for begin in range(0, len(values), _PART):
+                self.tell(part=name, values=list(values[begin : begin + _PART]))
+        rest = {name: value for name, value in vars(result).items() if name not in _LISTS}
+        self.tell(result={**rest, "training": asdict(result.training)})
+
+    def leave(self) -> None:
+        """Have nothing interrupted any more."""
+        self._interrupted = True
+
+
+def _lines(handle: int) -> Iterator[bytes]:
+    """Yield what the desk says, until it hangs up or is silent for too long."""
+    kept = b""
+    with suppress(OSError):
+        while select.select([handle], [], [], _SILENT_S)[0]:
+            part = os.read(handle, _CHUNK)
+            if not part:
+                return
+            *whole, kept = (kept + part).split(b"\n")
+            yield from whole

@@ -1,0 +1,324 @@
+"""Fine-tuning beside inference on a board over SSH, by a stand-in for ``ssh`` that runs the board's side here."""
+
+import io
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from boards_over_ssh import await_that, far_sides, held, planted, stand_in
+from far_jobs import finetuning, last_step, long_run, with_model
+from old_python import closure, newer_than_3_8, too_new
+
+from polythrottle.actuation import standing
+from polythrottle.board.link import SSH, packed, sources
+from polythrottle.cli.commands import run
+from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.errors import DeviceError, SloUnmet
+from polythrottle.storage.json_lines import Channel, decode, encode
+from polythrottle.training.beside import far_run
+from polythrottle.training.beside.far_run import MODULES, _Followed, _lines, _order, _terms_of
+from polythrottle.training.beside.live_run import RunProgress
+from polythrottle.training.beside.preparation import ServingPlace
+from polythrottle.training.beside.scheduler import Hours, Terms
+from polythrottle.training.beside.serving_loop import Result, Training
+from polythrottle.training.beside.trainer.driver import Task
+
+_ELSEWHERE = (
+    "polythrottle.api",
+    "polythrottle.backends.meters",
+    "polythrottle.backends.remote",
+    "polythrottle.backends.replay",
+    "polythrottle.backends.simulated",
+    "polythrottle.backends.ssh",
+    "polythrottle.board.link",
+    "polythrottle.daemon",
+    "polythrottle.storage.arrival_trace",
+    "polythrottle.training.beside.simulated_run",
+    "polythrottle.tuning",
+    "polythrottle.workloads.onnx_model",
+    "polythrottle.workloads.services",
+    "polythrottle.workloads.tensorrt_engine",
+)
+"""What is imported where it is asked for, by what cannot be asked of a board that fine-tunes."""
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what is carried to a board that fine-tunes."""
+    folder = tmp_path_factory.mktemp("carried")
+    zipfile.ZipFile(io.BytesIO(packed(MODULES))).extractall(folder)
+    return folder
+
+
+def test_what_is_carried_is_small_and_runs_on_python_3_8(unpacked: Path) -> None:
+    """The zip stays below a megabyte, and neither vermin nor its syntax tree knows anything newer than 3.8 in it."""
+    assert len(packed()) < len(packed(MODULES)) <= 1_000_000
+    assert newer_than_3_8([unpacked]) == ""
+    found = {
+        str(path.relative_to(unpacked)): [*too_new(path.read_text())]
+        for path in (unpacked / "polythrottle").rglob("*.py")
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_all_that_is_imported_there_is_carried() -> None:
+    """Of the run, its trainer and whatever both import later."""
+    carried = {path for _, path in sources(MODULES)}
+    trainer = "polythrottle.training.beside.trainer"
+    entries = ("polythrottle.training.beside.far_run", f"{trainer}.__main__", f"{trainer}.worker")
+    needed = closure(entries, _ELSEWHERE)
+    needed.pop("polythrottle")  # on a board nothing stands in it
+    assert {name for name, path in needed.items() if path not in carried} == set()
+
+
+def test_what_is_asked_for_travels_whole() -> None:
+    """Arrivals and hours as texts, the rest as it is."""
+    place = ServingPlace("ssh://nano/cpu", "m:f", (1, 2), 3, ("3x4",))
+    terms = Terms(0.5, Arrivals.parse("burst:8/s"), "off-peak", 60.0, 7, Hours.parse("22:00-06:00"), 20.0)
+    task = Task("m:f", "data", "job", epochs=3)
+    order = decode(encode(_order(place, task, terms)))
+    assert _terms_of(order["terms"]) == terms
+    assert Task.from_document(order["task"]) == task
+    assert order["place"] == {
+        "device": "",
+        "workload": "m:f",
+        "batches": [1, 2],
+        "threads": 3,
+        "inputs": ["3x4"],
+    }
+
+
+_RESULT = Result(
+    title="m:f on a board, 27 weights trained",
+    simulated=False,
+    policy="interleave",
+    arrivals="poisson:50/s",
+    slo_s=5.0,
+    span_s=1.5,
+    requests=3,
+    late=1,
+    dropped=1,
+    latencies_s=(0.1, 6.0),
+    training=Training(8, 1, 0, 12, False, loss=0.5),
+    energy_j=3.0,
+    energy_kind="measured",
+    boundary="module",
+    notices=("one", "two"),
+    validation={"holds": True, "accuracy": 0.5},
+    arrived_s=(0.2, 0.4),
+    slices_s=((0.0, 0.1), (0.2, 0.3)),
+)
+
+
+@contextmanager
+def following(*lines: bytes) -> Iterator[tuple[_Followed, list[RunProgress], list[str]]]:
+    """Yield the desk's side of a run of which some lines are told, and what was shown of it."""
+    here, there = socket.socketpair()
+    shown: list[RunProgress] = []
+    notes: list[str] = []
+    with there, here:
+        for line in lines:
+            there.sendall(line)
+        there.shutdown(socket.SHUT_WR)
+        yield _Followed(Channel(here, 1 << 20), "ssh://nano", shown.append, notes.append), shown, notes
+
+
+def test_a_result_travels_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, after progress and notes; only its title says where it was."""
+    monkeypatch.setattr(far_run, "_PART", 1)
+    progress = RunProgress(1.0, 2, 0, 8, 0, 40, "training")
+    lines = [encode({"note": "nearly full"}), encode({"progress": asdict(progress)})]
+
+    class Told(far_run._Desk):
+        def __init__(self) -> None:
+            pass
+
+        def tell(self, **message: object) -> None:
+            lines.append(encode(message))
+
+    Told().tell_result(_RESULT)
+    with following(*lines) as (followed, shown, notes):
+        found = followed.result()
+    assert asdict(found) == {**asdict(_RESULT), "title": f"ssh://nano: {_RESULT.title}"}
+    assert (shown, notes) == ([progress], ["nearly full"])
+    assert len(lines) == 9
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "says"),
+    [
+        ({"error": {"kind": "SloUnmet", "words": "too slow"}}, SloUnmet, "^ssh://nano: too slow$"),
+        ({"ended": True}, DeviceError, "ended there; the same command goes on"),
+        ({"result": {"title": "x"}}, DeviceError, "makes no sense"),
+        ({"part": "else", "values": []}, DeviceError, "makes no sense"),
+        ({"progress": 3}, DeviceError, "makes no sense"),
+        ({}, DeviceError, "makes no sense"),
+    ],
+)
+def test_what_goes_wrong_there_is_one_line(line: dict[str, object], kind: type[Exception], says: str) -> None:
+    """An error as it was there, and whatever makes no sense, with the board's name."""
+    with following(encode(line)) as (followed, _, _), pytest.raises(kind, match=says):
+        followed.result()
+
+
+def test_a_desk_that_is_silent_or_gone_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines come as they are said; then nothing for too long, or the end."""
+    monkeypatch.setattr(far_run, "_SILENT_S", 0.05)
+    read, write = os.pipe()
+    os.write(write, b"one\ntw")
+    os.write(write, b"o\nthr")
+    assert [*_lines(read)] == [b"one", b"two"]
+    os.close(write)
+    assert [*_lines(read)] == []
+    os.close(read)
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the tree of a board, with a tiny model and its data in the home that a stand-in for ssh leads to."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with_model(tmp_path / "home")
+    return planted(tmp_path)
+
+
+def board_uri(board: Path, python: str = sys.executable) -> str:
+    """Return how the board is reached."""
+    return f"ssh://nano/jetson?root={board}&python={python}"
+
+
+def test_a_job_is_done_on_the_board(board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside requests, in the board's interpreter, with its joules; the board as it was found, nothing of ours left."""
+    before = held(board)
+    assert run(finetuning(board_uri(board), "--epochs", "4", "--json")) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"].startswith("ssh://nano: tiny.pt2 on Jetson AGX Orin")
+    assert found["training"]["finished"] is True
+    assert found["energy_j"] > 0
+    assert "VDD_GPU_SOC" in found["boundary"]
+    assert last_step(tmp_path / "home" / "job") == 16
+    assert not Path("job").exists()
+    assert held(board) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+    assert standing() == ()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_ended_there_and_told(board: Path, tmp_path: Path) -> None:
+    """Ctrl-C, which a terminal sends to ssh as well: what was served and trained by then, and the job goes on."""
+    before = held(board)
+    with long_run(board_uri(board), tmp_path / "home" / "job") as child:
+        os.killpg(child.pid, signal.SIGINT)
+        out, err = child.communicate(timeout=120.0)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    assert found["training"]["samples"] > 0
+    assert "ssh://nano ends the run and is put back" in err
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert (held(board), standing()) == (before, ())
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["desk", "far side"])
+def test_a_run_that_is_cut_off_ends_and_goes_on_later(
+    board: Path, tmp_path: Path, victim: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says how it goes on; the board as it was found, and the same command goes on with what is kept."""
+    before = held(board)
+    with long_run(board_uri(board), tmp_path / "home" / "job") as child:
+        for pid in {"desk": [child.pid], "far side": far_sides(tmp_path)}[victim]:
+            os.kill(pid, signal.SIGKILL)
+        if victim == "far side":
+            out, err = child.communicate(timeout=120.0)
+            assert (child.returncode, out) == (DeviceError.exit_code, ""), err
+            assert "the connection to ssh://nano was lost" in err.splitlines()[-1]
+            assert "the same command goes on with it" in err.splitlines()[-1]
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    await_that(lambda: held(board) == before and standing() == (), "the board stays changed")
+    kept = last_step(tmp_path / "home" / "job")
+    epochs = str(kept // 4 + 4)
+    assert run(finetuning(board_uri(board), "--epochs", epochs, "--json")) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert found["training"]["finished"] is True
+    assert found["training"]["steps"] < 20
+
+
+def poor_python(folder: Path, *packages: str) -> str:
+    """Return an interpreter that has no packages but some."""
+    have = folder / "have"
+    have.mkdir()
+    for name in packages:
+        for path in Path(np.__file__).parents[1].glob(f"{name}*"):
+            (have / path.name).symlink_to(path)
+    path = folder / "poor-python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(have))} exec {shlex.quote(sys.executable)} -S "$@"\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.parametrize(("packages", "says"), [((), "No module named 'numpy'"), (("numpy",), "no torch to fine-tune")])
+def test_a_python_that_cannot_fine_tune_is_one_line(
+    board: Path, tmp_path: Path, packages: Sequence[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which it is, what it lacks and how to name another; the board is untouched and nothing stays there."""
+    before = held(board)
+    python = poor_python(tmp_path, *packages)
+    assert run(finetuning(board_uri(board, python))) == DeviceError.exit_code
+    err = capsys.readouterr().err
+    assert says in err.splitlines()[-1]
+    assert "?python=" in err.splitlines()[-1]
+    assert held(board) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        (("-w", "nonesuch:f"), 2, "ssh://nano: nonesuch:f: there is no module 'nonesuch'"),
+        (("-w", "nowhere.pt2"), 4, "ssh://nano: nowhere.pt2"),
+        (("-w", "resnet50"), 2, "describes a model for simulated boards"),
+        (("-w", "model.onnx"), 2, "cannot be served over SSH"),
+        (("-w", "kserve://localhost:8000/m"), 2, "cannot be served over SSH"),
+        (("--data", "nowhere"), 4, "ssh://nano: "),
+        (("-d", "ssh://nano/sim:jetson-tx2"), 6, "needs no board"),
+        (("-d", "ssh://nano/cpu?meter=cmd:x"), 2, "leave it out over SSH"),
+        (("-d", "ssh://a/cpu,ssh://b/cpu"), 2, "two devices"),
+    ],
+)
+def test_what_cannot_be_run_there_is_one_line(
+    board: Path, given: Sequence[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the board's name where it is the board that lacks something; the board is untouched."""
+    before = held(board)
+    extra = [*given]
+    if extra[0] == "-d" and "meter" not in extra[1] and "," not in extra[1]:
+        extra[1] += f"?python={sys.executable}"
+    assert run(finetuning(board_uri(board), *extra)) == code, capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+    assert (held(board), standing()) == (before, ())
+
+
+def test_a_trace_stays_at_the_desk(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file is not carried, which a line says before anything is begun."""
+    line = finetuning(board_uri(board))
+    at = line.index("--rate")
+    line[at : at + 2] = ["--arrivals", "trace:requests.csv@20/s"]
+    assert run(line) == 2
+    assert "is not carried to a board" in capsys.readouterr().err
