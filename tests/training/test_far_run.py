@@ -171,6 +171,23 @@ def test_what_goes_wrong_there_is_one_line(line: dict[str, object], kind: type[E
         followed.result()
 
 
+def test_a_second_interrupt_does_not_wait() -> None:
+    """The first one is passed on and the result is waited for, the second one ends that."""
+    here, there = socket.socketpair()
+    notes: list[str] = []
+
+    class Interrupted(Channel):
+        def receive(self, timeout_s: float | None = None) -> dict[str, object] | None:
+            raise KeyboardInterrupt
+
+    with here, there:
+        followed = _Followed(Interrupted(here, 1 << 20), "ssh://nano", lambda passed: None, notes.append)
+        with pytest.raises(KeyboardInterrupt):
+            followed.result()
+        assert decode(there.recv(1000)) == {"stop": True}
+    assert len(notes) == 1
+
+
 def test_a_desk_that_is_silent_or_gone_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines come as they are said; then nothing for too long, or the end."""
     monkeypatch.setattr(far_run, "_SILENT_S", 0.05)

@@ -193,13 +193,21 @@ class _Followed:
             PolythrottleError: What it fails with there.
         """
         while True:
-            message = self._next()
             try:
-                found = self._take(message)
-            except (KeyError, TypeError, AttributeError, ValueError) as err:
-                raise DeviceError(f"{self._where} answers what makes no sense: {one_line(err)}") from err
+                found = self._take(self._next())
+            except KeyboardInterrupt:
+                self._stop()
+                continue
             if found is not None:
                 return found
+
+    def _stop(self) -> None:
+        """Have the run ended there and go on waiting for what came of it; the second time wait no longer."""
+        if self._stopping:
+            raise KeyboardInterrupt
+        self._stopping = True
+        self._noted(f"{self._where} ends the run and is put back; a second Ctrl-C does not wait")
+        self._channel.send({"stop": True})
 
     def _next(self) -> Mapping[str, Any]:
         while True:
@@ -208,19 +216,18 @@ class _Followed:
                     self._said_s = time.monotonic()
                     self._channel.send({"alive": True})
                 message = self._channel.receive(1.0)
-            except KeyboardInterrupt:
-                if self._stopping:
-                    raise
-                self._stopping = True
-                self._noted(f"{self._where} ends the run and is put back; once more, and nobody waits for that")
-                self._channel.send({"stop": True})
-                continue
             except InvalidInput as err:
                 raise DeviceError(f"{self._where} answers what makes no sense: {err}") from err
             if message is not None:
                 return message
 
     def _take(self, message: Mapping[str, Any]) -> Result | None:
+        try:
+            return self._understood(message)
+        except (KeyError, TypeError, AttributeError, ValueError) as err:
+            raise DeviceError(f"{self._where} answers what makes no sense: {one_line(err)}") from err
+
+    def _understood(self, message: Mapping[str, Any]) -> Result | None:
         if "progress" in message:
             self._told(RunProgress(**message["progress"]))
         elif "note" in message:
