@@ -421,6 +421,7 @@ def plan(
 
 def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, FinetuningJob, str]":
     """Return what a device can do, the job, and how the joules come about."""
+    from polythrottle.backends.ssh import is_ssh
     from polythrottle.training.beside.preparation import known
     from polythrottle.training.beside.trainer.driver import Trainer
 
@@ -429,6 +430,10 @@ def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, FinetuningJob
         with _unkept():
             return place.scene(simulated).menu, simulated, "simulated"
     task = job.task(place)
+    if is_ssh(place.device.strip()):
+        from polythrottle.training.beside.far_run import known_there
+
+        return known_there(place, task)
     device, server = place.open()
     with contextlib.closing(server.workload), own_stdout():
         menu, made = known(device, server, Trainer(task), task)

@@ -258,7 +258,7 @@ _CASES: list[tuple[Sequence[str], int, str]] = [
     (("run", *_SIM[:6], "--rate", "4"), 2, "/s"),
     (("run", "-d", "replay:x.csv", *_SIM[2:], "--data", "d", "--job", "j"), 2, "cannot fine-tune"),
     (("run", "-d", "ssh://orin/cpu", "-w", "m.onnx", *_SIM[4:], "--data", "d", "--job", "j"), 2, "served over SSH"),
-    (("profile", "-d", "ssh://orin/cpu", "-w", "m:f", "--data", "d"), 2, "only finetune run goes over SSH"),
+    (("profile", "-d", "ssh://orin/cpu", "-w", "m:f", "--data", "d"), 2, "only finetune run and plan go over SSH"),
     (("run", "-d", "cpu", *_SIM[2:], "--data", "d", "--job", "j"), 2, "simulated boards"),
     (("run", "-d", "cpu", "-w", "m:f", *_SIM[4:]), 2, "--data FOLDER"),
     (("run", "-d", "cpu", "-w", "m:f", *_SIM[4:], "--data", "d", "--job", "j", "--epochs", "0"), 2, "epochs"),

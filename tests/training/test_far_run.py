@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +25,13 @@ from polythrottle.board.link import SSH, packed, sources
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.errors import DeviceError, SloUnmet
+from polythrottle.domain.ladder import PointPerformance
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
 from polythrottle.training.beside import far_run
-from polythrottle.training.beside.far_run import MODULES, _Followed, _lines, _order, _terms_of
+from polythrottle.training.beside.far_run import MODULES, _Followed, _known_line, _lines, _terms_of, run_there
 from polythrottle.training.beside.live_run import RunProgress
+from polythrottle.training.beside.operating_options import FinetuningJob, Option, Slice
 from polythrottle.training.beside.preparation import ServingPlace
 from polythrottle.training.beside.scheduler import Hours, Terms
 from polythrottle.training.beside.serving_loop import Result, Training
@@ -81,21 +85,48 @@ def test_all_that_is_imported_there_is_carried() -> None:
     assert {name for name, path in needed.items() if path not in carried} == set()
 
 
-def test_what_is_asked_for_travels_whole() -> None:
+def test_what_is_asked_for_travels_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrivals and hours as texts, the rest as it is."""
+    orders: list[dict[str, Any]] = []
+
+    class Link:
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def connect(self) -> socket.socket:
+            here, there = socket.socketpair()
+            with there:
+                there.sendall(encode({"ended": True}))
+                self.here = os.dup(there.fileno())
+            orders.append({"end": self.here})
+            return here
+
+        def last_words(self) -> str:
+            return ""
+
+    monkeypatch.setattr("polythrottle.board.link.Link", Link)
     place = ServingPlace("ssh://nano/cpu", "m:f", (1, 2), 3, ("3x4",))
     terms = Terms(0.5, Arrivals.parse("burst:8/s"), "off-peak", 60.0, 7, Hours.parse("22:00-06:00"), 20.0)
     task = Task("m:f", "data", "job", epochs=3)
-    order = decode(encode(_order(place, task, terms)))
+    with pytest.raises(DeviceError, match="was ended there"):
+        run_there(place, task, terms, lambda passed: None, lambda text: None)
+    with os.fdopen(orders[0]["end"], "rb") as end:
+        order = decode(end.readline())
     assert _terms_of(order["terms"]) == terms
     assert Task.from_document(order["task"]) == task
-    assert order["place"] == {
-        "device": "",
-        "workload": "m:f",
-        "batches": [1, 2],
-        "threads": 3,
-        "inputs": ["3x4"],
-    }
+    given = {"workload": "m:f", "batches": [1, 2], "threads": 3, "inputs": ["3x4"]}
+    assert order["place"] == {"device": "", **given}
+
+
+def test_what_is_known_travels_whole() -> None:
+    """What batches and slices take, the job, and how joules come about."""
+    point = OperatingPoint({"mem_hz": 2_133_000_000})
+    option = Option(point, (PointPerformance(point, 1, 0.1, 0.1, 0.2, 3.0, 1.0),), (Slice(8, 0.1, 0.2, None),))
+    job = FinetuningJob(640, 32, 2, 10, "m:f")
+    with following(encode({"known": _known_line(option, job, "measured")})) as (followed, _, _):
+        menu, *rest = followed.result()
+    assert menu.options == (option,)
+    assert rest == [job, "measured"]
 
 
 _RESULT = Result(
@@ -229,6 +260,19 @@ def test_a_job_is_done_on_the_board(board: Path, tmp_path: Path, capsys: pytest.
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert not [*tmp_path.glob("polythrottle-board-*")]
     assert standing() == ()
+
+
+@pytest.mark.slow
+def test_a_plan_is_measured_on_the_board(board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on the board itself: epochs within a time, with its joules; the board as it was found."""
+    before = held(board)
+    words = finetuning(board_uri(board), "--epochs", "12", "--hours", "1", "--json")
+    assert run(["finetune", "plan", *words[2:]]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert found["epochs"] == [12.0, 12.0]
+    assert found["energy_kind"] == "simulated"
+    assert (held(board), standing()) == (before, ())
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
 
 
 @pytest.mark.slow

@@ -1,15 +1,16 @@
-"""Fine-tuning beside inference on a board over SSH: `run_there` at the desk, and `main`, which runs on the board.
+"""Fine-tuning beside inference on a board over SSH: `run_there` and `known_there` at the desk, `main` on the board.
 
 The board serves, trains, and reads its own energy, in its own interpreter. Both say JSON objects, one a line; the desk:
 
-``place``, ``task``, ``terms``, ``holder``: what is to be run, and who asks. The first line, once.
+``place``, ``task``, ``terms``, ``holder``: what is to be run, and who asks. The first line, once. Without terms batches
+  and slices are measured, as for a plan.
 ``stop`` ends the run as Ctrl-C does. ``alive`` is said so often that the board knows that the desk is there.
 
 The board:
 
 ``progress`` and ``note``, while it runs.
 ``part`` and ``values``: latencies and the like, some at a time, for there may be millions; ``result``: the rest.
-``error``: why there is none. ``ended``: it was interrupted before there was any.
+``known``: what batches and slices take. ``error``: why there is nothing. ``ended``: it was interrupted before that.
 
 A desk that hangs up, or is silent for 45 seconds, ends the run as Ctrl-C does: the board is put back first, and the
 job's last step is brought to disk.
@@ -38,9 +39,12 @@ from polythrottle.backends import DeviceURI
 from polythrottle.board.far_side import device_here, own_folder, tell
 from polythrottle.domain.arrivals import Arrivals, Trace
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
+from polythrottle.domain.ladder import PointPerformance
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
 from polythrottle.training.beside.live_run import RunProgress, run
-from polythrottle.training.beside.preparation import ServingPlace
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
+from polythrottle.training.beside.preparation import ServingPlace, known
 from polythrottle.training.beside.scheduler import Hours, Terms
 from polythrottle.training.beside.serving_loop import Result, Training
 from polythrottle.training.beside.trainer.driver import Task, Trainer
@@ -115,19 +119,52 @@ def run_there(
         DeviceError: If the board cannot be reached, its Python has no torch, or the connection is lost.
         PolythrottleError: As `polythrottle.training.beside.live_run.run` on the board itself.
     """
+    if isinstance(terms.arrivals, Trace):
+        raise InvalidInput("a trace of requests is not carried to a board; take poisson, burst, day or uniform")
+    plain = {name: getattr(terms, name) for name in ("slo_s", "policy", "seconds", "seed", "power_w")}
+    hours = None
+    if terms.hours is not None:
+        hours = str(terms.hours)
+    kept = {**plain, "arrivals": str(terms.arrivals), "hours": hours}
+    result: Result = _asked(place, task, kept, told, noted)
+    return result
+
+
+def known_there(place: ServingPlace, task: Task) -> tuple[Menu, FinetuningJob, str]:
+    """Return what a board over SSH can do where it stands, measured there, the job, and how its joules come about.
+
+    Args:
+        place: Its device is a URI ``ssh://…``, its workload one of the board.
+        task: With folders of the board.
+
+    Raises:
+        PolythrottleError: As `run_there`.
+    """
+    found: tuple[Menu, FinetuningJob, str] = _asked(place, task, None, lambda passed: None, lambda text: None)
+    return found
+
+
+def _asked(
+    place: ServingPlace,
+    task: Task,
+    terms: Mapping[str, Any] | None,
+    told: Callable[[RunProgress], None],
+    noted: Callable[[str], None],
+) -> Any:
+    """Have something run there and return what came of it."""
     # Only here: what runs on the board has no client.
     from polythrottle.backends.ssh import desk
     from polythrottle.board.link import Link, Place
 
-    _check(place, terms)
+    _check(place)
     uri = DeviceURI.parse(place.device)
     board = Place.parse(uri.name, uri.options)
     link = Link(board, MODULES, __name__)
     channel = Channel(link.connect(), _MOST)
     try:
-        channel.send({"holder": desk(), **_order(place, task, terms)})
-        followed = _Followed(channel, board.where, told, noted)
-        return followed.result()
+        order = {"place": {**asdict(place), "device": ""}, "task": task.document(), "terms": terms}
+        channel.send({"holder": desk(), **order})
+        return _Followed(channel, board.where, told, noted).result()
     except (EOFError, OSError):
         raise _lost(board.where, link.last_words()) from None
     finally:
@@ -145,7 +182,7 @@ def _lost(where: str, words: str) -> DeviceError:
     )
 
 
-def _check(place: ServingPlace, terms: Terms) -> None:
+def _check(place: ServingPlace) -> None:
     if DeviceURI.parse(place.device).meter:
         raise InvalidInput("a meter is read here, by another clock than the board's; leave it out over SSH")
     place.check_model()
@@ -154,21 +191,6 @@ def _check(place: ServingPlace, terms: Terms) -> None:
             f"{place.workload} cannot be served over SSH: beside fine-tuning a board runs package.module:callable, "
             "model.pt2, model.pt and cmd:<shell words>"
         )
-    if isinstance(terms.arrivals, Trace):
-        raise InvalidInput("a trace of requests is not carried to a board; take poisson, burst, day or uniform")
-
-
-def _order(place: ServingPlace, task: Task, terms: Terms) -> dict[str, Any]:
-    """Return what is to be run, as it travels."""
-    plain = {name: getattr(terms, name) for name in ("slo_s", "policy", "seconds", "seed", "power_w")}
-    hours = None
-    if terms.hours is not None:
-        hours = str(terms.hours)
-    return {
-        "place": {**asdict(place), "device": ""},
-        "task": task.document(),
-        "terms": {**plain, "arrivals": str(terms.arrivals), "hours": hours},
-    }
 
 
 class _Followed:
@@ -185,8 +207,8 @@ class _Followed:
         self._said_s = time.monotonic()
         self._lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
 
-    def result(self) -> Result:
-        """Wait for it.
+    def result(self) -> Any:
+        """Wait for what comes of it.
 
         Raises:
             EOFError: If the board's side is gone; OSError likewise.
@@ -221,13 +243,13 @@ class _Followed:
             if message is not None:
                 return message
 
-    def _take(self, message: Mapping[str, Any]) -> Result | None:
+    def _take(self, message: Mapping[str, Any]) -> Any:
         try:
             return self._understood(message)
         except (KeyError, TypeError, AttributeError, ValueError) as err:
             raise DeviceError(f"{self._where} answers what makes no sense: {one_line(err)}") from err
 
-    def _understood(self, message: Mapping[str, Any]) -> Result | None:
+    def _understood(self, message: Mapping[str, Any]) -> Any:
         if "progress" in message:
             self._told(RunProgress(**message["progress"]))
         elif "note" in message:
@@ -237,6 +259,8 @@ class _Followed:
         elif "result" in message:
             found = _result_of(message["result"], self._lists)
             return replace(found, title=f"{self._where}: {found.title}")
+        elif "known" in message:
+            return _known_of(message["known"])
         elif "ended" in message and self._stopping:
             raise KeyboardInterrupt
         elif "ended" in message:
@@ -247,6 +271,26 @@ class _Followed:
                 err.args = (f"{self._where}: {err}",)
             raise err
         return None
+
+
+def _known_of(line: Mapping[str, Any]) -> tuple[Menu, FinetuningJob, str]:
+    """Return what batches and slices take, as it has travelled."""
+    point = OperatingPoint(line["point"])
+    services = tuple(PointPerformance(point=point, **each) for each in line["services"])
+    option = Option(point, services, tuple(Slice(**each) for each in line["slices"]))
+    return Menu((option,)), FinetuningJob(**line["job"]), str(line["energy_kind"])
+
+
+def _known_line(option: Option, job: FinetuningJob, energy_kind: str) -> dict[str, Any]:
+    """Return the same as it travels."""
+    services = [{name: value for name, value in vars(each).items() if name != "point"} for each in option.services]
+    return {
+        "point": dict(option.point),
+        "services": services,
+        "slices": [asdict(each) for each in option.slices],
+        "job": asdict(job),
+        "energy_kind": energy_kind,
+    }
 
 
 def _result_of(rest: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> Result:
@@ -296,7 +340,7 @@ def _serve(mark: str, device: str) -> int:
 def _answer(desk: _Desk, uri: str) -> int:
     """Run what is asked for, and tell what comes of it."""
     try:
-        desk.tell_result(_run_here(desk, uri))
+        _run_here(desk, uri)
         return 0
     except KeyboardInterrupt:
         desk.tell(ended=True)
@@ -312,7 +356,7 @@ def _answer(desk: _Desk, uri: str) -> int:
     return 1
 
 
-def _run_here(desk: _Desk, uri: str) -> Result:
+def _run_here(desk: _Desk, uri: str) -> None:
     order = desk.order()
     given = order["place"]
     place = ServingPlace(
@@ -322,20 +366,16 @@ def _run_here(desk: _Desk, uri: str) -> Result:
         threads=given["threads"],
         inputs=tuple(given["inputs"]),
     )
-    terms = _terms_of(order["terms"])
     task = Task.from_document(order["task"])
     # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
     with acting_for(str(order["holder"])):
         device, server = place.open()
         with closing(server.workload):
-            return run(
-                device,
-                server,
-                Trainer(task),
-                terms,
-                lambda passed: desk.tell(progress=asdict(passed)),
-                lambda text: desk.tell(note=text),
-            )
+            if order["terms"] is None:
+                menu, job = known(device, server, Trainer(task), task)
+                desk.tell(known=_known_line(menu.options[0], job, str(device.energy_kind)))
+            else:
+                desk.tell_result(run(device, server, Trainer(task), _terms_of(order["terms"]), desk.shown, desk.noted))
 
 
 def _terms_of(plain: Mapping[str, Any]) -> Terms:
@@ -397,6 +437,14 @@ class _Desk:
             left = memoryview(encode(message))
             while left:
                 left = left[os.write(self._out, left) :]
+
+    def shown(self, passed: RunProgress) -> None:
+        """Tell how far a run has come."""
+        self.tell(progress=asdict(passed))
+
+    def noted(self, text: str) -> None:
+        """Tell what should be known."""
+        self.tell(note=text)
 
     def tell_result(self, result: Result) -> None:
         """Tell what came of the run."""
