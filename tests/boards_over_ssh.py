@@ -1,23 +1,51 @@
 """Boards for tests of SSH: a planted tree, a stand-in for ``ssh`` that runs the far side here, and a desk."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from polythrottle.testing import plant
 
 PATIENCE_S = 120.0
 _GOVERNED = ("emc", "rate")
+_DAEMON_IMPORTS = (
+    *(
+        "anyio",
+        "click",
+        "exceptiongroup",
+        "h11",
+        "idna",
+        "prometheus_client",
+        "sniffio",
+        "starlette",
+        "tomli",
+        "tomli_w",
+    ),
+    *("typing_extensions", "uvicorn"),
+)
 _STAND_IN = """#!/bin/sh
 {before}
 for word; do :; done
 cd "{home}" && exec sh -c "$word"
+"""
+_SUDO = """#!/bin/sh
+# As sudo with env_reset and env_keep has it: another home, nothing of the caller's besides what is kept.
+echo "$1 $2" >> "{folder}/sudo.log"
+{before}
+shift
+exec env -i PATH="$PATH" HOME="{folder}" TMPDIR="$TMPDIR" POLYTHROTTLE_STATE_DIR="$POLYTHROTTLE_STATE_DIR" "$@"
 """
 _DESK = """
 import sys
@@ -96,6 +124,36 @@ def far_sides(folder: Path) -> list[int]:
             if mine and started and program.startswith(("python", "pypy")):
                 found.append(int(entry))
     return found
+
+
+def lay_sudo(folder: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -> None:
+    """Put a stand-in for ``sudo`` first on the path, which is the board's too.
+
+    Args:
+        folder: Where its log and its home are.
+        monkeypatch: Changes the path.
+        before: What it does first.
+    """
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "sudo").write_text(_SUDO.format(folder=folder, before=before))
+    (programs / "sudo").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+@cache
+def own_wheels() -> tuple[bytes, ...]:
+    """Return what a daemon imports as it is installed here, in one zip, for boards in this very interpreter."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name in _DAEMON_IMPORTS:
+            place = find_spec(name)
+            if place is None or place.origin is None:  # an older Python needs it, or an older package
+                continue
+            file = Path(place.origin)
+            for path in sorted(file.parent.rglob("*.py")) if file.stem == "__init__" else [file]:
+                archive.write(path, path.relative_to(file.parents[file.stem == "__init__"]))
+    return (whole.getvalue(),)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ NOT_RUN = {
     "daemon budget": "needs a daemon",
     "study-host": "until Ctrl-C",
     "daemon install": "needs sh and install",
+    "daemon uninstall": "needs a board over SSH",
     "cluster train": "starts processes",
     "cluster status": "needs a job",
     "cluster plan": "run by test_examples",

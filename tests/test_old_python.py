@@ -3,12 +3,12 @@
 import pytest
 from old_python import closure, newer_than_3_8, too_new
 
-_ENTRIES = (
+ENTRIES = (
     "polythrottle.cli.daemon_process",
     "polythrottle.actuation.server.__main__",
     "polythrottle.actuation.restore",
 )
-_LEFT_OUT = (
+LEFT_OUT = (
     "polythrottle.__init__",
     "polythrottle.api",
     "polythrottle.backends.replay",
@@ -27,7 +27,7 @@ _LEFT_OUT = (
 
 def test_what_a_boards_daemon_imports_is_no_newer_than_python_3_8() -> None:
     """Neither vermin nor the syntax tree of a module finds anything, in every module that may come to be imported."""
-    files = closure(_ENTRIES, _LEFT_OUT)
+    files = closure(ENTRIES, LEFT_OUT)
     files.pop("polythrottle")  # on a board nothing stands in it
     assert len(files) > 130
     assert newer_than_3_8(files.values()) == ""

@@ -305,6 +305,8 @@ QUICK = [
     (f"sweep {SIM} --out ''", 2, "--out is empty"),
     ("daemon status --socket ''", 2, "--socket is empty"),
     ("daemon install --root ''", 2, "--root is empty"),
+    ("daemon install --sudo", 2, "are for a board; name it with --device ssh://HOST"),
+    ("daemon uninstall --device jetson", 2, "is no board over SSH, such as ssh://orin"),
     (f"{MEASURE} --point ''", 2, "--point is empty"),
     (f"{RACE} --out t.csv", 8, "t.csv is there already; name another file with --out"),
     (f"{RACE} --figure t.png", 8, "t.png is there already; name another file with --figure"),

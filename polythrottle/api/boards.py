@@ -30,7 +30,7 @@ from polythrottle.optimize import Options, make_optimizer
 from polythrottle.optimize.options import WarmStart
 from polythrottle.storage.boards_journal import BOARDS, BoardsJournal
 from polythrottle.storage.identity import INDIVIDUAL, identity_of
-from polythrottle.tuning.apply import Applied, check_same_kind, split_point
+from polythrottle.tuning.apply import Applied, check_same_kind, split_point, stay_of
 from polythrottle.tuning.boards_together import OpenBoard
 from polythrottle.tuning.canary import CanaryTest, canary_test, first_of
 from polythrottle.tuning.file_trust import accept_resumed, begun_on
@@ -364,7 +364,7 @@ def apply_to_all(
     read_profile(path)
     stay: dict[str, Any] = {"confirm_within_s": confirm_within_s, "lasting": lasting, "keep": keep}
     # Before any board is asked, for its errors too.
-    countdown = _Countdown(deployment.stay_of(**stay).within_s)
+    countdown = _Countdown(stay_of(**stay).within_s)
 
     def apply(uri: str) -> Applied:
         found = deployment.apply(path, uri, other_model=other_model, daemon=False, told=told, **stay)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation import restore as restoring
 from polythrottle.actuation.restore import Standing
@@ -33,10 +33,9 @@ from polythrottle.domain.errors import (
 )
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.units import span_s
 from polythrottle.storage.identity import content_digest
 from polythrottle.storage.paths import DAEMON_SOCKET
-from polythrottle.tuning.apply import CONFIRM_WITHIN_S, Applied, LeftInPlace, Stay, apply_profile, split_point
+from polythrottle.tuning.apply import Applied, LeftInPlace, Stay, apply_profile, split_point, stay_of
 from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
@@ -276,32 +275,6 @@ def _beside_daemon() -> list[str]:
     return names + [each.device for each in restoring.left_behind()]
 
 
-def stay_of(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
-    """Return how long settings stand, from what was said of it.
-
-    Args:
-        confirm_within_s: Seconds after which they revert unless confirmed.
-        lasting: How long they stand then.
-        keep: Whether they stand without confirmation.
-
-    Raises:
-        InvalidInput: If that makes no sense.
-    """
-    if keep and lasting is not None:
-        raise InvalidInput("--for (lasting) and --keep exclude each other; leave one out")
-    if keep and confirm_within_s is not None:
-        raise InvalidInput(
-            "--keep needs no confirmation, and --confirm-within (confirm_within_s) asks for one; leave one out"
-        )
-    sure = keep or lasting is not None
-    within_s = confirm_within_s
-    if within_s is None and not sure:
-        within_s = CONFIRM_WITHIN_S
-    if lasting is None:
-        return Stay(within_s, None)
-    return Stay(within_s, span_s(lasting))
-
-
 def _check_same_model(profile: Profile) -> None:
     """Refuse a profile whose model is here and has other content now; one that is served elsewhere nobody can check."""
     file = profile.model_path
@@ -424,6 +397,57 @@ def daemon_of_board(uri: str, socket: Path | None = None, service: str | None = 
         Client(here, service=service, called=place.where) as client,
     ):
         yield client
+
+
+def install_on_board(
+    uri: str, *, root: Path = Path("/"), sudo: bool = False, settings: Path | None = None, wheels: Path | None = None
+) -> Mapping[str, Any]:
+    """Install actuator, restorer and daemon on a board over SSH, for its own Python, and start what can be started.
+
+    Args:
+        uri: The board: ``ssh://[user@]host[:port][?python=…]``.
+        root: Below which folder there.
+        sudo: Whether to do it there through ``sudo``, which must not ask for a password.
+        settings: A file here that becomes ``/etc/polythrottle/daemon.toml`` there; None to leave what is there.
+        wheels: A folder here with the packages a daemon needs; None to fetch them.
+
+    Returns:
+        What `polythrottle.board.program.install` does.
+
+    Raises:
+        PolythrottleError: If it cannot be; says why.
+    """
+    from polythrottle.board.program import install, wheels_of
+    from polythrottle.daemon.settings import check, read_settings
+
+    text = None
+    if settings is not None:
+        wanted = read_settings(settings)
+        check(wanted)
+        if wanted.kubernetes is not None:
+            raise InvalidInput(f"{settings}: [kubernetes] is for a daemon in a cluster, and not for one of a board")
+        text = settings.read_text(encoding="utf-8")
+    return install(_whole_board(uri, sudo), root=root, settings=text, wheels=wheels_of(wheels))
+
+
+def uninstall_from_board(uri: str, *, root: Path = Path("/"), sudo: bool = False) -> Mapping[str, Any]:
+    """Put a board over SSH back, and remove what `install_on_board` installed there; its arguments are the same.
+
+    Raises:
+        PolythrottleError: If it cannot be; says why.
+    """
+    from polythrottle.board.program import uninstall
+
+    return uninstall(_whole_board(uri, sudo), root=root)
+
+
+def _whole_board(uri: str, sudo: bool) -> Place:
+    if not is_ssh(uri):
+        raise InvalidInput(f"{uri} is no board over SSH, such as ssh://orin")
+    place = _place(uri)
+    if place.device:
+        raise InvalidInput(f"name the board alone, {place.where}: the daemon is for all of it")
+    return replace(place, sudo=sudo or place.sudo)
 
 
 def _board(uri: str) -> SshBoard:

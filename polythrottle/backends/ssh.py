@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, TypeGuard
 
@@ -16,7 +17,7 @@ from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later, error_from, error_line
 from polythrottle.backends.remote import RemoteDevice, patiently
-from polythrottle.board.link import Link, Place
+from polythrottle.board.link import Carried, Link, Place, content_of, packages, sources, zipped
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Reading
@@ -46,6 +47,40 @@ def desk() -> str:
     return f"{user} at {platform.node()} (process {os.getpid()}, over SSH)"
 
 
+_MEASURING = {
+    "actuation": "*",
+    "actuation/[ds]*": "*",
+    "actuation/client": "__init__ connection",
+    "backends": "__init__ device_uri power probe remote served_devices",
+    "backends/cpu": "*",
+    "backends/jetson": "*",
+    "backends/nvml": "*",
+    "board": "__init__ far_side work_host",
+    "catalog": "__init__ boards documents models",
+    "domain": "__init__ arrivals backports clock errors measurement metrics ports problem space study units",
+    "inspect": "__init__ machine tree_files",
+    "metering": "__init__ load window",
+    "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
+    "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine trtexec uris",
+    "workloads/services": "__init__ http kserve kserve_http kserve_protocol openai service",
+}
+
+
+@lru_cache(maxsize=2)
+def packed(entry: str = "polythrottle.board.far_side", also: Sequence[tuple[str, str]] = ()) -> Carried:
+    """Return what measures on a board: the actuator, the real backends, the load generator and workloads.
+
+    Args:
+        entry: The module whose ``main`` runs there.
+        also: Modules that are carried besides, as of `sources`; a tuple.
+
+    Raises:
+        DeviceError: If a file of it cannot be read here.
+    """
+    files = {**dict(sources(_MEASURING)), **dict(packages("async_timeout", "h11")), **dict(sources(dict(also)))}
+    return Carried(zipped(content_of(files)), entry)
+
+
 class SshBoard:
     """A board over SSH; connected when something is asked, and until `close`: what runs there ends with it.
 
@@ -55,7 +90,7 @@ class SshBoard:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._link = Link(place)
+        self._link = Link(place, packed())
         self.line = Line(place.where, _PATIENCE_S, connect=self._link.connect)
         self._opened_over: int | None = None
         self.turn = threading.Lock()

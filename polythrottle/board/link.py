@@ -1,7 +1,4 @@
-"""The way to a board: the user's own ``ssh``, which starts what is carried in the board's Python and is the channel.
-
-What is carried is one zip for Python 3.8: the actuator, the backends and the load generator.
-"""
+"""The way to a board: the user's own ``ssh``, which starts what is carried in the board's Python and is the channel."""
 
 from __future__ import annotations
 
@@ -21,88 +18,99 @@ import time
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from polythrottle.actuation.wire import error_from
 from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
 from polythrottle.storage.untrusted import printable
 
+# What is carried, as a zip that the same files make the same.
+
 _PACKAGE = Path(__file__).resolve().parent.parent
-_PATTERNS = (
-    "actuation/*.py",
-    "actuation/[ds]*/*.py",
-    "backends/cpu/*.py",
-    "backends/jetson/*.py",
-    "backends/nvml/*.py",
-)
-_MODULES = {
-    "actuation/client": "__init__ connection",
-    "backends": "__init__ device_uri power probe remote served_devices",
-    "board": "__init__ far_side work_host",
-    "catalog": "__init__ boards documents models",
-    "domain": "__init__ arrivals backports clock errors measurement metrics ports problem space study units",
-    "inspect": "__init__ machine tree_files",
-    "metering": "__init__ load window",
-    "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
-    "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine trtexec uris",
-    "workloads/services": "__init__ http kserve kserve_http kserve_protocol openai service",
-}
 _INIT = '"""The part of polythrottle that is carried to a board."""\n'
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same zip
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def sources(also: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
-    """Yield every file that is carried: its name in the zip, and where it is here.
+@dataclass(frozen=True)
+class Carried:
+    """What is carried to a board.
 
     Args:
-        also: Patterns of modules besides those that every board gets, from the package on.
+        whole: A zip of modules for its Python.
+        entry: The one whose ``main`` is called there with a mark, the folder it was unpacked in and the device's URI;
+            once it can be spoken to, it writes the mark and ``ready`` in a line.
     """
-    paths = [path for pattern in (*_PATTERNS, *also) for path in sorted(_PACKAGE.glob(pattern))]
-    paths += [_PACKAGE / folder / f"{name}.py" for folder, names in _MODULES.items() for name in names.split()]
-    for path in paths:
-        yield f"polythrottle/{path.relative_to(_PACKAGE).as_posix()}", path
+
+    whole: bytes
+    entry: str
+
+
+def sources(modules: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yield the package's files that are carried: their names in the zip, and where they are here.
+
+    Args:
+        modules: By folder, patterns of their names; the catalogue and what reads it and NVML go with them.
+
+    Raises:
+        DeviceError: If pynvml or tomli is not installed here.
+    """
+    for folder, names in modules.items():
+        for name in names.split():
+            for path in sorted(_PACKAGE.glob(f"{folder}/{name}" if "." in name else f"{folder}/{name}.py")):
+                yield f"polythrottle/{path.relative_to(_PACKAGE).as_posix()}", path
     for path in sorted(catalogue_dir("devices").glob("*.toml")):
         yield f"polythrottle/shipped/devices/{path.name}", path
-    yield "pynvml.py", _module("pynvml")
-    yield "async_timeout.py", _module("async_timeout")
-    for path in sorted(_module("h11").parent.glob("*.py")):
-        yield f"h11/{path.name}", path
+    yield from packages("pynvml")
     # Python 3.10 and older have no TOML; that of 3.11 is the package tomli under another name.
-    for path in sorted(_module("tomllib" if sys.version_info >= (3, 11) else "tomli").parent.glob("*.py")):
+    for path in sorted(_module_file("tomllib" if sys.version_info >= (3, 11) else "tomli").parent.glob("*.py")):
         yield f"tomli/{path.name}", path
 
 
-@lru_cache(maxsize=2)
-def packed(also: Sequence[str] = ()) -> bytes:
-    """Return the zip.
-
-    Args:
-        also: As of `sources`; a tuple.
+def packages(*names: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of other packages, of Python alone, that are carried as they are installed here.
 
     Raises:
-        DeviceError: If a file of it cannot be read here.
+        DeviceError: If one is not.
     """
+    for name in names:
+        file = _module_file(name)
+        if file.stem == name:
+            yield file.name, file
+            continue
+        for path in sorted(file.parent.glob("*.py")):
+            yield f"{name}/{path.name}", path
+
+
+def content_of(files: Mapping[str, Path]) -> dict[str, bytes]:
+    """Return what is in files, by their names in the zip.
+
+    Raises:
+        DeviceError: If one cannot be read here.
+    """
+    try:
+        held = {name: path.read_bytes() for name, path in files.items()}
+    except OSError as err:
+        raise DeviceError(f"cannot carry polythrottle to a board: {err.filename}: {err.strerror}") from err
+    return {"polythrottle/__init__.py": _INIT.encode(), **held}
+
+
+def zipped(content: Mapping[str, bytes]) -> bytes:
+    """Return a zip."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        archive.writestr(zipfile.ZipInfo("polythrottle/__init__.py", _EPOCH), _INIT)
-        for name, path in sources(also):
-            try:
-                content = path.read_bytes()
-            except OSError as err:
-                raise DeviceError(f"cannot carry polythrottle to a board: {path}: {err.strerror}") from err
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, content)
+        for name, data in content.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     return whole.getvalue()
 
 
-def _module(name: str) -> Path:
+def _module_file(name: str) -> Path:
     found = find_spec(name)
     if found is None or found.origin is None:
         raise DeviceError(f"cannot carry polythrottle to a board: the package {name} is not installed here")
@@ -122,6 +130,9 @@ _NO_WAY = 255  # ssh's own failure, and not that of what it ran (ssh(1), EXIT ST
 _CHUNK = 65536
 _MOST_NOISE = 65536
 _LONGEST = 300
+_ANSWER_S = 600.0
+LONGEST = 2_000_000
+"""How many bytes a request and its answer may have."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%@-]*")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])")
 _OWN = ("python", "sudo")
@@ -160,7 +171,7 @@ except (OSError, zipfile.BadZipFile) as err:
 del parts
 sys.path[0] = folder
 try:
-    main = __import__(told["entry"], fromlist=["main"]).main
+    from {entry} import main
 except ImportError as err:
     shutil.rmtree(folder, True)
     say("fault %s there cannot run this: %s; name another one with ?python=" % (sys.executable, err))
@@ -302,14 +313,12 @@ class Link:
 
     Args:
         place: The board.
-        also: Patterns of modules that are carried besides.
-        entry: The module whose ``main`` runs there.
+        carried: What is started there.
     """
 
-    def __init__(self, place: Place, also: Sequence[str] = (), entry: str = "polythrottle.board.far_side") -> None:
+    def __init__(self, place: Place, carried: Carried) -> None:
         self._place = place
-        self._also = tuple(also)
-        self._entry = entry
+        self._carried = carried
         self._start: _Start | None = None
         self.connections = 0
         """How often it was connected."""
@@ -321,7 +330,7 @@ class Link:
             DeviceError: If the board cannot be reached, its Python cannot run it, or there is no room; says which.
             PermissionDenied: If it does not let this user in.
         """
-        self._start = _Start(self._place, self._also, self._entry)
+        self._start = _Start(self._place, self._carried)
         self.connections += 1
         return self._start.channel()
 
@@ -342,12 +351,13 @@ class Link:
 class _Start:
     """One start of ssh and of what it runs."""
 
-    def __init__(self, place: Place, also: Sequence[str], entry: str) -> None:
+    def __init__(self, place: Place, carried: Carried) -> None:
         self._place = place
         self._mark = f"polythrottle-{secrets.token_hex(8)}"
-        self._zip = packed(also)
-        told = {"mark": self._mark, "size": len(self._zip), "device": place.device, "entry": entry}
-        command = place.command(_BOOTSTRAP.replace("{told}", json.dumps(told)))
+        self._zip = carried.whole
+        told = {"mark": self._mark, "size": len(self._zip), "device": place.device}
+        program = _BOOTSTRAP.replace("{told}", json.dumps(told)).replace("{entry}", carried.entry)
+        command = place.command(program)
         self._program = command[0]
         self._line = bytearray()
         self._noise = ""
@@ -493,6 +503,33 @@ class _Start:
     def _give_up(self) -> None:
         self._here.close()
         self._process.kill()  # to a gentler signal it does not listen
+
+
+def ask(place: Place, carried: Carried, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Have a board do one thing: send a line to what is carried there, and return its answer, also a line.
+
+    Args:
+        place: The board.
+        carried: What does it there.
+        request: What is asked for.
+
+    Raises:
+        PolythrottleError: If the board cannot be reached, or what it answers is an error.
+    """
+    link = Link(place, carried)
+    with closing(link.connect()) as channel:
+        channel.settimeout(_ANSWER_S)
+        try:
+            channel.sendall(json.dumps(request).encode() + b"\n")
+            with channel.makefile("rb") as stream:
+                answer: dict[str, Any] = json.loads(stream.readline(LONGEST))
+        except (OSError, ValueError) as err:  # a ValueError where the connection ended before the answer
+            why = printable(link.last_words()) or getattr(err, "strerror", None) or "no answer came"
+            raise DeviceError(f"{place.where} did not say that it was done: {why}; do it again, to be sure") from err
+    if "error" in answer:
+        words = printable(str(answer["error"]["words"]))
+        raise error_from({**answer["error"], "words": f"{place.where}: {words}"})
+    return answer
 
 
 # A daemon on a board: ssh's own forwarding makes its socket there one here, for as long as somebody asks it.

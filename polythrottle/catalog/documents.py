@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
 from polythrottle.domain.backports import removeprefix
-from polythrottle.domain.errors import BadFile, UnknownName
+from polythrottle.domain.errors import BadFile, StorageError, UnknownName
 from polythrottle.storage.documents import TomlTable
 from polythrottle.storage.untrusted import check_plain
 
@@ -202,6 +202,18 @@ def catalogue_dir(kind: str) -> Path:
     if installed.is_dir():
         return installed
     return _PACKAGE.parent / kind
+
+
+def packaging_dir() -> Path:
+    """Return the folder of what is installed for systemd: inside an installed wheel, else beside the package.
+
+    Raises:
+        StorageError: If there is none.
+    """
+    for folder in (_PACKAGE / "packaging", _PACKAGE.parent / "packaging"):
+        if (folder / "install-units").is_file():
+            return folder
+    raise StorageError("this installation lacks packaging/install-units; take it from the source of this version")
 
 
 def names(kind: str) -> Iterator[str]:

@@ -2,12 +2,11 @@
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, examples, spread
-from polythrottle.cli.output import answer, formatted, optional, say_which, suffix
+from polythrottle.cli.output import answer, optional, say_which, suffix
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, UnknownName
-from polythrottle.storage.cells import iso_time
 from polythrottle.storage.untrusted import check_plain
 
 if TYPE_CHECKING:
@@ -128,8 +126,6 @@ app = typer.Typer(
 _DEMO_PROFILE = Path(__file__).resolve().parent.parent / "daemon" / "demo.toml"
 _DEMO_TRAFFIC = "day:48/s"
 _WAIT_S = 20.0
-_HUNG_S = 5.0
-_STANDS = "the control loop has not turned"
 _LAST_WORDS_S = 5.0
 _ACTUATOR = "polythrottle.actuation.server"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Unix socket of the daemon's API.")]
@@ -316,13 +312,13 @@ def status(
     """Show what the daemon does now."""
     with _client(socket, service=service, device=device) as client:
         if not follow:
+            from polythrottle.cli.render.status import print_node, print_status
+
             found = client.status()
             if found.device == "node":
-                from polythrottle.cli.render.status import print_node
-
                 answer(client.node(), as_json, print_node, asdict)
-                return
-            answer(found, as_json, _print_status, lambda found: found.document)
+            else:
+                answer(found, as_json, print_status, _document)
             return
         silent = False
         for line, gone in _followed(client, as_json):
@@ -411,42 +407,99 @@ def actuator(context: typer.Context) -> None:
         raise DeviceError(f"the actuator cannot be started: {sys.executable}: {error.strerror}") from error
 
 
+_SudoOption = Annotated[bool, typer.Option("--sudo", help="Through sudo there, which must not ask for a password.")]
+
+
 @app.command(epilog=examples("polythrottle daemon install --root unpacked"))
 def install(
     root: Annotated[
         Path | None, typer.Option("--root", metavar="FOLDER", help="Install below this folder instead of /.")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", metavar="ssh://HOST", help="Install actuator and daemon on this board."),
+    ] = None,
+    sudo: _SudoOption = False,
+    settings: Annotated[
+        Path | None,
+        typer.Option("--settings", metavar="FILE", help="Becomes /etc/polythrottle/daemon.toml on the board."),
+    ] = None,
+    wheels: Annotated[
+        Path | None,
+        typer.Option("--wheels", metavar="FOLDER", help="Holds the packages for a board; else pip fetches them."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Install the systemd units; without root, print the command that does."""
-    script = _installer()
+    """Install the systemd units; without root, print the command that does.
+
+    With --device ssh://…, install actuator, daemon and units on a board, for its own Python of 3.8 or newer.
+    """
+    if device is not None:
+        from polythrottle.api.deployment import install_on_board
+
+        done = install_on_board(device, root=_folder_there(root), sudo=sudo, settings=settings, wheels=wheels)
+        answer(done, as_json, lambda _: typer.echo(_install_words(done, device)))
+        if done["faults"]:
+            raise typer.Exit(DeviceError.exit_code)
+        return
+    if sudo or settings is not None or wheels is not None:
+        raise InvalidInput("--sudo, --settings and --wheels are for a board; name it with --device ssh://HOST")
+    from polythrottle.catalog.documents import packaging_dir
+
     # The units name the program by its path: services have no PATH of a user.
     bin_dir = Path(sys.argv[0]).resolve().parent
     # Started as a module: the script lies beside the Python that did it.
     if not (bin_dir / "polythrottle").exists():
         bin_dir = Path(sys.executable).parent
-    words = ["sh", str(script)]
-    settings = {"BINDIR": str(bin_dir)}
+    words = ["sh", str(packaging_dir() / "install-units")]
+    environment = {"BINDIR": str(bin_dir)}
     if root is not None:
-        settings["DESTDIR"] = str(root.absolute())
+        environment["DESTDIR"] = str(root.absolute())
     if root is None and os.geteuid() != 0:
-        shown = " ".join([*(f"{name}={value}" for name, value in settings.items()), *words])
+        shown = " ".join([*(f"{name}={value}" for name, value in environment.items()), *words])
         document = {"installed": False, "command": f"sudo {shown}"}
         answer(document, as_json, lambda _: typer.echo(f"installing needs root; run:\n  sudo {shown}"))
         return
-    done = subprocess.run(words, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise StorageError(f"the units cannot be laid: {(done.stderr or done.stdout).strip()}")
-    answer({"installed": True, "said": done.stdout.splitlines()}, as_json, lambda _: typer.echo(done.stdout.rstrip()))
+    ran = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise StorageError(f"the units cannot be laid: {(ran.stderr or ran.stdout).strip()}")
+    answer({"installed": True, "said": ran.stdout.splitlines()}, as_json, lambda _: typer.echo(ran.stdout.rstrip()))
 
 
-def _installer() -> Path:
-    """Return the script that lays the units: beside the package, or in the source it was installed from."""
-    here = Path(__file__).resolve().parent.parent
-    for path in (here / "packaging" / "install-units", here.parent / "packaging" / "install-units"):
-        if path.is_file() and shutil.which("sh"):
-            return path
-    raise StorageError("this installation lacks packaging/install-units; take it from the source of this version")
+@app.command(epilog=examples("polythrottle daemon uninstall --device ssh://orin --sudo"))
+def uninstall(
+    device: Annotated[
+        str, typer.Option("--device", "-d", metavar="ssh://HOST", help="Board on which it was installed.")
+    ],
+    root: Annotated[
+        Path | None, typer.Option("--root", metavar="FOLDER", help="Below which folder there, instead of /.")
+    ] = None,
+    sudo: _SudoOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a board back, and remove the actuator and daemon that were installed there over SSH."""
+    from polythrottle.api.deployment import uninstall_from_board
+
+    done = uninstall_from_board(device, root=_folder_there(root), sudo=sudo)
+    kept = "".join(f"\nkept: {path}" for path in done["kept"])
+    answer(done, as_json, lambda _: typer.echo(f"the board was put back, and {done['removed']} removed{kept}"))
+
+
+def _folder_there(root: Path | None) -> Path:
+    if root is not None and not root.is_absolute():
+        raise InvalidInput(f"--root {root}: on a board a folder is named from its root, such as /home/me/try")
+    return root or Path("/")
+
+
+def _install_words(done: Mapping[str, Any], device: str) -> str:
+    lines = [f"{done['version']} is installed in {done['folder']}, for Python {done['python']}"]
+    lines += [f"  {unit:<30} {state}" for unit, state in done["units"].items()]
+    lines += [f"  fault: {fault}" for fault in done["faults"]]
+    if not done["units"]:
+        lines.append(f"nothing was started; its programs are in {done['folder']}/bin")
+    elif done["units"].get("polythrottle.service") == "inactive":
+        lines.append("the daemon starts once it has settings: add --settings FILE")
+    return "\n".join([*lines, f"look at the daemon: polythrottle daemon status --device {shlex.quote(device)}"])
 
 
 def _hear(client: Any, after: int, said: list[str], listening: threading.Event) -> None:
@@ -501,77 +554,3 @@ def _followed(client: Any, as_json: bool) -> Iterator[tuple[str, bool]]:
         if as_json:
             line = json.dumps(document)
         yield line, isinstance(news, Gone)
-
-
-def _print_status(status: Any) -> None:
-    from rich.text import Text
-
-    from polythrottle.cli.render.console import plain_console
-    from polythrottle.cli.render.text import named_lines
-    from polythrottle.domain.units import show
-
-    console = plain_console()
-    # The daemon says so itself, where it can still answer; what it was when it published, its time tells.
-    told = [fault for fault in status.faults if fault.startswith(_STANDS)]
-    for hung in told or [_hung(status.at)]:
-        if hung:
-            console.print(Text(hung, "bold"))
-    console.print(Text(status.title or status.device, "bold"))
-    console.print(named_lines([pair for pair in _lines(status, show) if pair[1] and pair[1] not in told]))
-
-
-def _hung(at: str) -> str:
-    """Say for how long the status is old already, where that is longer than a turn can take; "" if it is not."""
-    with suppress(ValueError):
-        # Wall clock on both sides: the daemon may run on another machine, whose monotonic clock is its own.
-        age_s = time.time() - iso_time(at).timestamp()
-        if age_s > _HUNG_S:
-            return f"{_STANDS} for {age_s:.0f} s"
-        return ""
-    return ""
-
-
-def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
-    from polythrottle.api.outcome import show_point
-    from polythrottle.cli.render.status import finetuning_words, token_words
-    from polythrottle.domain.space import OperatingPoint
-
-    yield "phase", f"{status.phase}: {status.reason}"
-    if status.workload is not None:
-        up = "up" if status.workload.up else "down"
-        yield "workload", f"{status.workload.uri} ({up}), requests seen through {status.workload.traffic}"
-        yield "profile", status.workload.profile or "none: it was never tuned"
-        yield "SLO", ", ".join(status.workload.slo)
-    yield "set", show_point(OperatingPoint(status.point)) if status.point else "as found"
-    if status.rung is not None:
-        yield (
-            "point",
-            f"{status.rung.number + 1} of {status.rung.of} of the ladder, for up to {status.rung.rate_per_s:.3g}/s",
-        )
-    waiting = formatted(status.waiting, unknown="–")
-    yield "requests", formatted(status.rate_per_s, f"{{:.3g}}/s, {waiting} waiting")
-    if status.p99_s is not None:
-        yield "p99", f"{show(status.p99_s, 's')} (limit {show(status.limit_s, 's')})"
-    if (told := token_words(status)) is not None:
-        yield "tokens", told
-    if status.power_w is not None:
-        yield "power", f"{show(status.power_w, 'W')} ({status.energy_kind})"
-    yield "temperature", formatted(status.temperature_c, "{:.1f} °C")
-    yield "saved", _saved(status.saved, show)
-    yield "budget", status.budget.words
-    if status.study is not None:
-        yield "study", f"{status.study.id} {status.study.state}: {status.study.words}"
-    yield "training", finetuning_words(status)
-    yield "drift", status.drift
-    for fault in status.faults:
-        yield "fault", fault
-
-
-def _saved(saved: Any, show: Any) -> str:
-    if saved.joules is None:
-        return str(saved.words)
-    if saved.low is None:
-        ends = ""
-    else:
-        ends = f" ({show(saved.low, 'J')} to {show(saved.high, 'J')})"
-    return f"{show(saved.joules, 'J')}{ends} today, {saved.words}"

@@ -12,13 +12,14 @@ import signal
 import sys
 import threading
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from polythrottle.actuation.arguments import OneLineParser
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.energy_budget import check_wish
@@ -58,13 +59,8 @@ def exec_daemon(words: Mapping[str, Any]) -> None:
         PolythrottleError: If they make no settings.
         DeviceError: If the program cannot be started.
     """
-    settings = settings_of(words)
     # Cheap words first: the program takes a second to begin, and another daemon's hold would be all it says.
-    check_words(settings)
-    tcp = tcp_of(settings)
-    if tcp is not None:
-        tcp.token()
-        tcp.secured()
+    _checked(words)
     # exec drops what Python has buffered.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,6 +73,21 @@ def exec_daemon(words: Mapping[str, Any]) -> None:
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         raise DeviceError(f"the daemon cannot be started: {sys.executable}: {error.strerror}") from error
+
+
+def _checked(words: Mapping[str, Any]) -> Settings:
+    """Return the settings that options make, which nothing that words and files tell is against.
+
+    Raises:
+        PolythrottleError: If there is; says what.
+    """
+    settings = settings_of(words)
+    check_words(settings)
+    tcp = tcp_of(settings)
+    if tcp is not None:
+        tcp.token()
+        tcp.secured()
+    return settings
 
 
 def settings_of(words: Mapping[str, Any]) -> Settings:
@@ -210,9 +221,41 @@ def _is_number(text: Any) -> bool:
 
 def main() -> int:
     """Run the daemon with the settings in the first argument until it is ended; returns an exit code."""
+    return _run(_given)
+
+
+def _given() -> Settings:
+    """Return the settings in the first argument; a Ctrl-C that came while this process was started counts here."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return settings_of(json.loads(sys.argv[1]))
+
+
+def on_board(arguments: Sequence[str] | None = None) -> int:
+    """Run ``polythrottle daemon run`` where nothing but daemon and actuator is installed; returns an exit code.
+
+    Args:
+        arguments: Of the command line; those of this process by default.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:2] != ["daemon", "run"]:
+        asked = printable(" ".join(words))[:WIDTH]
+        _say(
+            f"polythrottle: this board has 'daemon run' alone, and no {asked or 'other command'}; "
+            "from your desk: polythrottle … --device ssh://<this board>"
+        )
+        return InvalidInput.exit_code
+    parser = OneLineParser(prog="polythrottle daemon run", description="Follow the load with a tuned profile.")
+    parser.add_argument("--config", metavar="FILE", help=f"settings; {DEFAULT_FILE} by default")
+    for name in ("profile", "workload", "device", "traffic", "actuator", "socket"):
+        parser.add_argument(f"--{name}", help="in place of what the settings say")
+    parser.add_argument("--no-actuator", action="store_true", help="set the board from this process")
+    given = vars(parser.parse_args(words[2:]))
+    return _run(lambda: _checked(given))
+
+
+def _run(settings: Callable[[], Settings]) -> int:
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        return _served(settings_of(json.loads(sys.argv[1])))
+        return _served(settings())
     except PolythrottleError as error:
         _say(f"polythrottle: {' '.join(str(error).split())}")
         return error.exit_code

@@ -12,7 +12,7 @@ from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobR
 from polythrottle.domain.ports import Device, Inspectable, Lasting, Recorded, findings_of
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
-from polythrottle.domain.units import show_level, show_name, show_number
+from polythrottle.domain.units import show_level, show_name, show_number, span_s
 from polythrottle.storage.identity import disagreement, identity_by_name, identity_of
 
 CONFIRM_WITHIN_S = 60.0
@@ -58,6 +58,32 @@ class Stay:
         if self.within_s is None:
             return self.then_s
         return self.within_s
+
+
+def stay_of(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
+    """Return how long settings stand, from what was said of it.
+
+    Args:
+        confirm_within_s: Seconds after which they revert unless confirmed.
+        lasting: How long they stand then.
+        keep: Whether they stand without confirmation.
+
+    Raises:
+        InvalidInput: If that makes no sense.
+    """
+    if keep and lasting is not None:
+        raise InvalidInput("--for (lasting) and --keep exclude each other; leave one out")
+    if keep and confirm_within_s is not None:
+        raise InvalidInput(
+            "--keep needs no confirmation, and --confirm-within (confirm_within_s) asks for one; leave one out"
+        )
+    sure = keep or lasting is not None
+    within_s = confirm_within_s
+    if within_s is None and not sure:
+        within_s = CONFIRM_WITHIN_S
+    if lasting is None:
+        return Stay(within_s, None)
+    return Stay(within_s, span_s(lasting))
 
 
 @dataclass(frozen=True)

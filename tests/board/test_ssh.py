@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boards_over_ssh import await_that, desk, far_sides, held, planted, stand_in
+from boards_over_ssh import await_that, desk, far_sides, held, lay_sudo, planted, stand_in
 from old_python import newer_than_3_8, too_new
 
 from polythrottle.actuation.restore import Standing
@@ -24,11 +24,11 @@ from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
-from polythrottle.backends.ssh import SshDevice, _outcome, _standing
+from polythrottle.backends.ssh import SshDevice, _outcome, _standing, packed
 from polythrottle.board import link
 from polythrottle.board.far_side import _MOST_NAMES, FarService
 from polythrottle.board.hosted import HostedWindow, Told
-from polythrottle.board.link import SSH, Place, packed
+from polythrottle.board.link import SSH, Place
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED
@@ -49,7 +49,7 @@ from polythrottle.tuning.setup import Setup
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what is carried to a board."""
     folder = tmp_path_factory.mktemp("carried")
-    zipfile.ZipFile(io.BytesIO(packed())).extractall(folder)
+    zipfile.ZipFile(io.BytesIO(packed().whole)).extractall(folder)
     return folder
 
 
@@ -68,7 +68,7 @@ def uri(board: Path) -> str:
 
 def test_what_is_carried_is_small_and_runs_on_python_3_8(unpacked: Path) -> None:
     """The zip stays below a megabyte, and neither vermin nor its syntax tree knows anything newer than 3.8 in it."""
-    assert len(packed()) <= 1_000_000
+    assert len(packed().whole) <= 1_000_000
     assert newer_than_3_8([unpacked]) == ""
     found = {
         str(path.relative_to(unpacked)): [*too_new(path.read_text())]
@@ -144,30 +144,6 @@ def test_a_board_is_examined_and_steered_and_left_as_it_was(
     assert held(board) == before
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert not [*tmp_path.glob("polythrottle-board-*")]
-
-
-_SUDO = """#!/bin/sh
-# As sudo with env_reset and env_keep has it: another home, nothing of the caller's besides what is kept.
-echo "$1 $2" >> "{folder}/sudo.log"
-{before}
-shift
-exec env -i PATH="$PATH" HOME="{folder}" TMPDIR="$TMPDIR" POLYTHROTTLE_STATE_DIR="$POLYTHROTTLE_STATE_DIR" "$@"
-"""
-
-
-def lay_sudo(folder: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -> None:
-    """Put a stand-in for ``sudo`` first on the path, which is the board's too.
-
-    Args:
-        folder: Where its log and its home are.
-        monkeypatch: Changes the path.
-        before: What it does first.
-    """
-    programs = folder / "programs"
-    programs.mkdir()
-    (programs / "sudo").write_text(_SUDO.format(folder=folder, before=before))
-    (programs / "sudo").chmod(0o700)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 
 
 def test_a_board_is_steered_by_sudo(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

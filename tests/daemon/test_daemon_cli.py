@@ -20,8 +20,8 @@ from polythrottle.backends import open_device
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.cli import daemon_process
 from polythrottle.cli.commands import run
-from polythrottle.cli.daemon import _print_status
 from polythrottle.cli.daemon_process import EventPrinter, line_of
+from polythrottle.cli.render.status import print_status
 from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.followed_profile import changed
 from polythrottle.daemon.loop.mailbox import stamp
@@ -138,16 +138,16 @@ def test_a_simulated_board_follows_simulated_requests(
 
 def test_a_loop_that_hangs_is_seen_in_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     """A status of long ago says first for how long the loop has not turned; a fresh one, or one without time, not."""
-    _print_status(Status(at=stamp(time.time() - 60), title="a board", rate_per_s=3.0))
+    print_status(Status(at=stamp(time.time() - 60), title="a board", rate_per_s=3.0))
     first, *rest = capsys.readouterr().out.splitlines()
     assert first in ("the control loop has not turned for 60 s", "the control loop has not turned for 61 s")
     assert any("3/s, – waiting" in line for line in rest)
     itself = "the control loop has not turned for 59 s; what is shown is as old"
-    _print_status(Status(at=stamp(time.time() - 60), title="a board", faults=("the disk is full", itself)))
+    print_status(Status(at=stamp(time.time() - 60), title="a board", faults=("the disk is full", itself)))
     first, *rest = capsys.readouterr().out.splitlines()
     assert (first, sum("has not turned" in line for line in rest)) == (itself, 0)
     for at in (stamp(time.time() + 60), ""):
-        _print_status(Status(at=at, title="a board", rate_per_s=3.0, waiting=0))
+        print_status(Status(at=at, title="a board", rate_per_s=3.0, waiting=0))
         out = capsys.readouterr().out
         assert "has not turned" not in out
         assert "3/s, 0 waiting" in out
@@ -684,7 +684,7 @@ def test_what_was_saved_today_has_its_interval(capsys: pytest.CaptureFixture[str
         (SavedShown(words="since midnight", joules=1500.0), "1.5 kJ today, since midnight"),
         (SavedShown(words="not known yet"), "saved not known yet"),
     ):
-        _print_status(
+        print_status(
             Status(title="a board", saved=saved, p99_s=0.02, limit_s=0.025, power_w=20.0, energy_kind="measured")
         )
         shown = " ".join(capsys.readouterr().out.split())

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from boards_over_ssh import await_that, far_sides, held, planted, stand_in
 from far_jobs import finetuning, last_step, long_run, with_model
-from old_python import closure, newer_than_3_8, too_new
+from old_python import PACKAGE, closure, newer_than_3_8, too_new
 
 from polythrottle.actuation import standing
-from polythrottle.board.link import SSH, packed, sources
+from polythrottle.backends.ssh import packed
+from polythrottle.board.link import SSH
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.errors import DeviceError, SloUnmet
@@ -29,7 +30,7 @@ from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
 from polythrottle.training.beside import far_run
-from polythrottle.training.beside.far_run import MODULES, _Followed, _known_line, _lines, _terms_of, run_there
+from polythrottle.training.beside.far_run import _Followed, _known_line, _lines, _terms_of, carried, run_there
 from polythrottle.training.beside.live_run import RunProgress
 from polythrottle.training.beside.operating_options import FinetuningJob, Option, Slice
 from polythrottle.training.beside.preparation import ServingPlace
@@ -60,13 +61,13 @@ _ELSEWHERE = (
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what is carried to a board that fine-tunes."""
     folder = tmp_path_factory.mktemp("carried")
-    zipfile.ZipFile(io.BytesIO(packed(MODULES))).extractall(folder)
+    zipfile.ZipFile(io.BytesIO(carried().whole)).extractall(folder)
     return folder
 
 
 def test_what_is_carried_is_small_and_runs_on_python_3_8(unpacked: Path) -> None:
     """The zip stays below a megabyte, and neither vermin nor its syntax tree knows anything newer than 3.8 in it."""
-    assert len(packed()) < len(packed(MODULES)) <= 1_000_000
+    assert len(packed().whole) < len(carried().whole) <= 1_000_000
     assert newer_than_3_8([unpacked]) == ""
     found = {
         str(path.relative_to(unpacked)): [*too_new(path.read_text())]
@@ -77,12 +78,13 @@ def test_what_is_carried_is_small_and_runs_on_python_3_8(unpacked: Path) -> None
 
 def test_all_that_is_imported_there_is_carried() -> None:
     """Of the run, its trainer and whatever both import later."""
-    carried = {path for _, path in sources(MODULES)}
+    names = set(zipfile.ZipFile(io.BytesIO(carried().whole)).namelist())
     trainer = "polythrottle.training.beside.trainer"
     entries = ("polythrottle.training.beside.far_run", f"{trainer}.__main__", f"{trainer}.worker")
     needed = closure(entries, _ELSEWHERE)
     needed.pop("polythrottle")  # on a board nothing stands in it
-    assert {name for name, path in needed.items() if path not in carried} == set()
+    files = {name: f"polythrottle/{path.relative_to(PACKAGE).as_posix()}" for name, path in needed.items()}
+    assert {name for name, file in files.items() if file not in names} == set()
 
 
 def test_what_is_asked_for_travels_whole(monkeypatch: pytest.MonkeyPatch) -> None:

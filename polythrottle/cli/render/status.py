@@ -1,7 +1,9 @@
 """What `polythrottle top` and `daemon status` write: a status, or that of a server of services, as lines of text."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 from rich.table import Table
@@ -12,6 +14,7 @@ from polythrottle.cli.render.console import plain_console
 from polythrottle.cli.render.text import named_lines
 from polythrottle.daemon.status import GuardShown, Happened, NodeShown, SavedShown, ServiceShown, Status, StudyShown
 from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.units import show, show_level, show_name, show_number
 from polythrottle.storage.cells import iso_time
 from polythrottle.storage.untrusted import printable
@@ -399,3 +402,79 @@ def _watts_or_dash(power_w: float | None) -> str:
     if power_w is None:
         return "–"
     return show(power_w, "W")
+
+
+# `daemon status`: one service, in lines.
+
+_HUNG_S = 5.0
+_STANDS = "the control loop has not turned"
+
+
+def print_status(status: Status) -> None:
+    """Print what a daemon does now."""
+    console = plain_console()
+    # The daemon says so itself, where it can still answer; what it was when it published, its time tells.
+    told = [fault for fault in status.faults if fault.startswith(_STANDS)]
+    for hung in told or [_hung(status.at)]:
+        if hung:
+            console.print(Text(hung, "bold"))
+    console.print(Text(status.title or status.device, "bold"))
+    console.print(named_lines([pair for pair in _present_lines(status) if pair[1] and pair[1] not in told]))
+
+
+def _hung(at: str) -> str:
+    """Say for how long the status is old already, where that is longer than a turn can take; "" if it is not."""
+    with suppress(ValueError):
+        # Wall clock on both sides: the daemon may run on another machine, whose monotonic clock is its own.
+        age_s = time.time() - iso_time(at).timestamp()
+        if age_s > _HUNG_S:
+            return f"{_STANDS} for {age_s:.0f} s"
+        return ""
+    return ""
+
+
+def _present_lines(status: Status) -> Iterator[tuple[str, str]]:
+    from polythrottle.api.outcome import show_point
+
+    yield "phase", f"{status.phase}: {status.reason}"
+    if status.workload is not None:
+        up = "up" if status.workload.up else "down"
+        yield "workload", f"{status.workload.uri} ({up}), requests seen through {status.workload.traffic}"
+        yield "profile", status.workload.profile or "none: it was never tuned"
+        yield "SLO", ", ".join(status.workload.slo)
+    if status.point:
+        yield "set", show_point(OperatingPoint(status.point))
+    else:
+        yield "set", "as found"
+    if status.rung is not None:
+        yield (
+            "point",
+            f"{status.rung.number + 1} of {status.rung.of} of the ladder, for up to {status.rung.rate_per_s:.3g}/s",
+        )
+    waiting = formatted(status.waiting, unknown="–")
+    yield "requests", formatted(status.rate_per_s, f"{{:.3g}}/s, {waiting} waiting")
+    if status.p99_s is not None:
+        yield "p99", f"{show(status.p99_s, 's')} (limit {show(status.limit_s, 's')})"
+    if (tokens := token_words(status)) is not None:
+        yield "tokens", tokens
+    if status.power_w is not None:
+        yield "power", f"{show(status.power_w, 'W')} ({status.energy_kind})"
+    yield "temperature", formatted(status.temperature_c, "{:.1f} °C")
+    yield "saved", _saved_words(status.saved)
+    yield "budget", status.budget.words
+    if status.study is not None:
+        yield "study", f"{status.study.id} {status.study.state}: {status.study.words}"
+    yield "training", finetuning_words(status)
+    yield "drift", status.drift
+    for fault in status.faults:
+        yield "fault", fault
+
+
+def _saved_words(saved: SavedShown) -> str:
+    if saved.joules is None:
+        return str(saved.words)
+    if saved.low is None:
+        ends = ""
+    else:
+        ends = f" ({show(saved.low, 'J')} to {show(saved.high, 'J')})"
+    return f"{show(saved.joules, 'J')}{ends} today, {saved.words}"

@@ -31,7 +31,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation.actuator import acting_for
 from polythrottle.actuation.wire import error_from, error_line
@@ -50,32 +50,20 @@ from polythrottle.training.beside.serving_loop import Result, Training
 from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.workloads.foreign_calls import one_line
 
-MODULES = (
-    "domain/ladder.py",
-    "domain/load/__init__.py",
-    "domain/load/energy_ration.py",
-    "domain/load/forecast.py",
-    "metering/intervals.py",
-    "storage/append_log.py",
-    "storage/cells.py",
-    "storage/tables.py",
-    "training/__init__.py",
-    "training/beside/__init__.py",
-    "training/beside/corun_bench.py",
-    "training/beside/corun_model.py",
-    "training/beside/far_run.py",
-    "training/beside/interference.py",
-    "training/beside/live_run.py",
-    "training/beside/operating_options.py",
-    "training/beside/plan.py",
-    "training/beside/preparation.py",
-    "training/beside/scheduler.py",
-    "training/beside/serving_loop.py",
-    "training/beside/trainer/*.py",
-    "training/checkpoints.py",
-    "workloads/graph_operators.py",
-    "workloads/torch_*.py",
-)
+if TYPE_CHECKING:
+    from polythrottle.board.link import Carried
+
+MODULES = {
+    "domain": "ladder",
+    "domain/load": "__init__ energy_ration forecast",
+    "metering": "intervals",
+    "storage": "append_log cells tables",
+    "training": "__init__ checkpoints",
+    "training/beside": "__init__ corun_bench corun_model far_run interference live_run operating_options plan preparation "
+    "scheduler serving_loop",
+    "training/beside/trainer": "*",
+    "workloads": "graph_operators torch_*",
+}
 """What a board gets besides, where it fine-tunes."""
 
 _LISTS = ("latencies_s", "arrived_s", "slices_s")
@@ -93,6 +81,17 @@ _PARTING_S = 90.0
 # At the desk.
 
 _RUNS_THERE = re.compile(r"cmd:.*|[^?]+\.pt2?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*(\?.*)?", re.DOTALL)
+
+
+def carried() -> Carried:
+    """Return what a board gets that fine-tunes.
+
+    Raises:
+        DeviceError: If a file of it cannot be read here.
+    """
+    from polythrottle.backends.ssh import packed
+
+    return packed(__name__, tuple(MODULES.items()))
 
 
 def run_there(
@@ -159,7 +158,7 @@ def _asked(
     _check(place)
     uri = DeviceURI.parse(place.device)
     board = Place.parse(uri.name, uri.options)
-    link = Link(board, MODULES, __name__)
+    link = Link(board, carried())
     channel = Channel(link.connect(), _MOST)
     try:
         order = {"place": {**asdict(place), "device": ""}, "task": task.document(), "terms": terms}
