@@ -1,13 +1,16 @@
 """What actuator, daemon and far side take while nothing is served: memory, processor time, and what they have loaded.
 
     PYTHONPATH=tests python benchmarks/at_rest.py [--seconds 60] [--board jetson-orin-nano] [--python pypy3]
+        [--installed]
 
 Five settings: an actuator on a planted Jetson tree with a daemon behind it, as on a board; a daemon that holds a
 simulated board itself; the far side of a connection over SSH, which samples such a tree's power ten times a second
 beside a workload that sleeps; and, where there is a C compiler to build the stand-in driver, an actuator and a daemon
 for eight GPUs and three services that share 3.2 kW, and an actuator whose eight GPUs somebody has set as one, with the
-guard of each. Resident memory is what the kernel counts (VmRSS); pages of the interpreter and of libraries that several
-processes share are counted in each, so that PSS, which shares them out, is shown beside it.
+guard of each. With ``--installed`` besides these the first as ``daemon install --device ssh://`` installs it for
+``--python``; pip must be able to fetch its packages. Resident memory is what the kernel counts (VmRSS); pages of the
+interpreter and of libraries that several processes share are counted in each, so that PSS, which shares them out, is
+shown beside it.
 """
 
 import argparse
@@ -25,6 +28,7 @@ from boards_over_ssh import children_of, far_sides, stand_in
 
 from polythrottle.backends import open_device
 from polythrottle.board.link import SSH
+from polythrottle.cli.commands import run
 from polythrottle.daemon.client import Client
 from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import BOARDS, plant
@@ -40,12 +44,15 @@ def main() -> None:
     words.add_argument("--seconds", type=float, default=60.0)
     words.add_argument("--board", choices=BOARDS, default="jetson-orin-nano")
     words.add_argument("--python", default=sys.executable, help="the interpreter of the far side")
+    words.add_argument("--installed", action="store_true", help="also what is installed over SSH, for --python")
     given = words.parse_args()
     print("| | RSS | PSS | share of a core | threads | loaded of what is heavy |")
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         pairs = {"planted": planted(Path(folder) / "a", given.board), "sim": sim(Path(folder) / "b")}
         pairs["over SSH"] = far_side(Path(folder) / "e", given.board, given.python)
+        if given.installed:
+            pairs["installed"] = installed(Path(folder) / "f", given.board, given.python)
         if compiler() is not None:
             pairs["server"] = server(Path(folder) / "c")
             pairs["eight GPUs set"] = set_server(Path(folder) / "d")
@@ -80,6 +87,24 @@ def planted(folder: Path, board: str) -> Iterator[dict[str, int]]:
             ends, folder, "polythrottle.actuation.server", "--socket", str(socket), "--device", f"jetson?root={root}"
         )
         daemon = begun(ends, folder, "--actuator", str(socket), "--traffic", "report")
+        yield {"actuator": actuator, "daemon": daemon}
+
+
+@contextmanager
+def installed(folder: Path, board: str, python: str) -> Iterator[dict[str, int]]:
+    """Start likewise an actuator and a daemon from where they were installed for another Python."""
+    root = plant(board, folder / "board")
+    os.environ[SSH] = stand_in(folder)
+    words = ["--device", f"ssh://nano?python={python}", "--root", str(folder / "root")]
+    if run(["daemon", "install", *words]) != 0:
+        raise SystemExit("it cannot be installed")
+    programs = folder / "root/opt/polythrottle/bin"
+    socket = folder / "actuator.sock"
+    asked = ("--socket", str(socket), "--device", f"jetson?root={root}")
+    with ExitStack() as ends:
+        actuator = started(ends, folder, str(programs / "polythrottle-actuator"), *asked)
+        program = str(programs / "polythrottle")
+        daemon = begun(ends, folder, "--actuator", str(socket), "--traffic", "report", program=program)
         yield {"actuator": actuator, "daemon": daemon}
 
 
@@ -154,9 +179,9 @@ def set_server(folder: Path) -> Iterator[dict[str, int]]:
         yield {"actuator": actuator, **{f"guard {number}": pid for number, pid in enumerate(guards)}}
 
 
-def begun(ends: ExitStack, folder: Path, *words: str) -> int:
+def begun(ends: ExitStack, folder: Path, *words: str, program: str = "polythrottle") -> int:
     """Start a daemon and wait until it answers."""
-    pid = started(ends, folder, "polythrottle", "daemon", "run", "--socket", str(folder / "daemon.sock"), *words)
+    pid = started(ends, folder, program, "daemon", "run", "--socket", str(folder / "daemon.sock"), *words)
     with Client(folder / "daemon.sock") as client:
         for _ in range(600):
             try:
@@ -169,11 +194,12 @@ def begun(ends: ExitStack, folder: Path, *words: str) -> int:
 
 
 def started(ends: ExitStack, folder: Path, module: str, *words: str) -> int:
-    """Start a module as a process of its own that ends with this one."""
+    """Start a module, or a program that is named by its path, as a process of its own that ends with this one."""
     folder.mkdir(exist_ok=True)
-    log = ends.enter_context((folder / f"{module}.log").open("w"))
+    log = ends.enter_context((folder / f"{Path(module).name}.log").open("w"))
+    command = [module] if module.startswith("/") else [sys.executable, "-m", module]
     environment = {**os.environ, "POLYTHROTTLE_STATE_DIR": str(folder / "state")}
-    child = subprocess.Popen([sys.executable, "-m", module, *words], stderr=log, stdout=log, env=environment)
+    child = subprocess.Popen([*command, *words], stderr=log, stdout=log, env=environment)
     ends.callback(child.wait)
     ends.callback(child.terminate)
     return child.pid
