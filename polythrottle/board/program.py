@@ -414,7 +414,8 @@ def _installed(board: BoardRoot, carried: Path, request: Mapping[str, Any]) -> d
         _lead(board.home / "bin", "current/bin")
     except BaseException:
         if not os.path.lexists(board.current):  # nothing was there before, and nothing is there afterwards
-            _remove(board, now)
+            with suppress(OSError):  # such as of what could not be made in the first place
+                _remove(board, now)
         raise
     for name in {*before.files} - {*units}:
         with suppress(FileNotFoundError):

@@ -292,6 +292,65 @@ def test_a_second_desk_is_told_to_wait(tmp_path: Path, unpacked: Path) -> None:
     assert tree(tmp_path) == []
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, unpacked: Path) -> None:
+    """By the first reason there is, and not by what is missing afterwards."""
+    (tmp_path / "opt").write_text("a file")
+    assert ask(tmp_path, unpacked)["error"]["words"] == f"{tmp_path / HOME / 'versions'}: Not a directory"
+    assert tree(tmp_path) == ["opt"]
+
+
+_SYSTEMD = """#!/bin/sh
+echo "${{0##*/}} $*" >> {log}
+case "$*" in
+"is-active polythrottle.service") echo {state} ;;
+is-active*) echo active ;;
+"{fails}") echo "Unit is masked." >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("settings", [None, 'device = "jetson"\n'])
+def test_units_are_put_in_force_and_taken_out(
+    tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch, settings: str | None
+) -> None:
+    """The actuator begins anew while no daemon runs; a daemon begins where it has settings; what fails is told."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    log = tmp_path / "log"
+    for name in ("systemctl", "systemd-sysusers", "systemd-tmpfiles", "udevadm"):
+        text = _SYSTEMD.format(log=log, state="inactive", fails="enable polythrottle.service")
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(program.BoardRoot, "steers", True)
+    isdir = os.path.isdir
+    monkeypatch.setattr(program.os.path, "isdir", lambda path: path == "/run/systemd/system" or isdir(path))
+    monkeypatch.setattr(program.os, "geteuid", lambda: 0)
+    root = tmp_path / "root"
+    answer = ask(root, unpacked, settings=settings)
+    lines = [line for line in log.read_text().splitlines() if not line.startswith(("udevadm", "systemctl is-active"))]
+    restore, actuator, daemon = (f"polythrottle{each}.service" for each in ("-restore", "-actuator", ""))
+    begun = [f"systemctl enable {daemon}", f"systemctl restart {daemon}"]
+    assert lines == [
+        "systemd-sysusers polythrottle.conf",
+        "systemd-tmpfiles --create polythrottle.conf",
+        "systemctl daemon-reload",
+        f"systemctl stop {daemon}",
+        f"systemctl enable {restore} {actuator}",
+        f"systemctl start {restore}",
+        f"systemctl restart {actuator}",
+        *(begun if settings is not None else []),
+    ]
+    assert answer["units"] == {restore: "active", actuator: "active", daemon: "inactive"}
+    assert answer["faults"] == ([f"{begun[0]}: Unit is masked."] if settings is not None else [])
+    log.write_text("")
+    assert "error" not in ask(root, unpacked, "uninstall")
+    stopped = [f"systemctl disable --now {each}" for each in (daemon, actuator, restore)]
+    assert log.read_text().splitlines() == [*stopped, "systemctl daemon-reload"]
+    assert tree(root) == []
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_python_that_cannot_run_it_is_named(tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried before anything leads to it."""
