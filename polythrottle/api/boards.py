@@ -32,9 +32,9 @@ from polythrottle.storage.boards_journal import BOARDS, BoardsJournal
 from polythrottle.storage.identity import INDIVIDUAL, identity_of
 from polythrottle.tuning.apply import Applied, check_same_kind, split_point, stay_of
 from polythrottle.tuning.boards_together import OpenBoard
-from polythrottle.tuning.canary import CanaryTest, canary_test, first_of
 from polythrottle.tuning.file_trust import accept_resumed, begun_on
 from polythrottle.tuning.plan import StudyPlan
+from polythrottle.tuning.profile_comparison import CanaryTest, canary_test, first_of
 from polythrottle.tuning.remarks import beforehand
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.several_boards import SharedStudy

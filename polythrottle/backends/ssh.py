@@ -17,7 +17,8 @@ from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later, error_from, error_line
 from polythrottle.backends.remote import RemoteDevice, patiently
-from polythrottle.board.link import Carried, Link, Place, content_of, packages, sources, zipped
+from polythrottle.board.carried import Carried, content_of, packages, sources, zipped
+from polythrottle.board.link import Link, Place
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Reading

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.actuation.wire import error_line
-from polythrottle.board.link import LONGEST, Carried, Place, ask, content_of, sources, zipped
+from polythrottle.board.carried import Carried, content_of, sources, zipped
+from polythrottle.board.link import LONGEST, Place, ask
 from polythrottle.catalog.documents import packaging_dir
 from polythrottle.domain.errors import (
     BadFile,
@@ -45,8 +46,6 @@ from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import check_plain, printable
 
-# What they are made of.
-
 _STAYING = {
     "actuation/**": "*",
     "backends": "__init__ device_uri power probe remote served_devices",
@@ -54,7 +53,7 @@ _STAYING = {
     "backends/jetson": "*",
     "backends/meters": "*",
     "backends/nvml": "*",
-    "board": "__init__ link program",
+    "board": "__init__ carried link program",
     "catalog": "*",
     "cli": "__init__ daemon_process",
     "daemon": "[!cs]* commands settings startup status study_process",

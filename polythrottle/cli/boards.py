@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from polythrottle.backends.device_uri import Answer
     from polythrottle.daemon.web import Tcp
     from polythrottle.inspect.examination import BoardState, BoardWatch, Kind
-    from polythrottle.tuning.canary import CanaryTest
+    from polythrottle.tuning.profile_comparison import CanaryTest
 
 # `polythrottle boards`: lists, groups and watches.
 

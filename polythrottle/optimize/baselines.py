@@ -348,7 +348,7 @@ def _worth(study: Study) -> NDArray[np.float64]:
     """Return EI × P(feasible) at every point, shape (points,)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from polythrottle.optimize.paper_model import constrained_improvement  # loads torch
+        from polythrottle.optimize.acquisition_value import constrained_improvement  # loads torch
 
         space = study.problem.space
         seen = [trial for trial in study.completed if trial.measurement is not None]

@@ -37,7 +37,7 @@ from polythrottle.inspect.examination import BoardWatch, by_kind
 from polythrottle.metering.comparison import Comparison
 from polythrottle.testing import plant
 from polythrottle.tuning.apply import Applied, Stay
-from polythrottle.tuning.canary import CanaryTest, first_of
+from polythrottle.tuning.profile_comparison import CanaryTest, first_of
 
 TUNED = Path(__file__).resolve().parents[2] / "examples/orin-efficientnet-b4.toml"
 

@@ -51,7 +51,7 @@ from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.workloads.foreign_calls import one_line
 
 if TYPE_CHECKING:
-    from polythrottle.board.link import Carried
+    from polythrottle.board.carried import Carried
 
 MODULES = {
     "domain": "ladder",
@@ -59,8 +59,8 @@ MODULES = {
     "metering": "intervals",
     "storage": "append_log cells tables",
     "training": "__init__ checkpoints",
-    "training/beside": "__init__ corun_bench corun_model far_run interference live_run operating_options plan preparation "
-    "scheduler serving_loop",
+    "training/beside": "__init__ corun_bench corun_model far_run interference live_run operating_options plan "
+    "preparation scheduler serving_loop",
     "training/beside/trainer": "*",
     "workloads": "graph_operators torch_*",
 }
