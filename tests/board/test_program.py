@@ -75,7 +75,11 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_installed_is_what_actuator_and_daemon_may_import(unpacked: Path) -> None:
     """All of it, which is held to Python 3.8, and the guard and the installer besides."""
     imported = {str(path.relative_to(PACKAGE)) for path in closure(ENTRIES, LEFT_OUT).values()}
-    besides = {"__main__.py", "actuation/guard.py", *(f"board/{each}.py" for each in ("__init__", "link", "program"))}
+    besides = {
+        "__main__.py",
+        "actuation/guard.py",
+        *(f"board/{each}.py" for each in ("__init__", "carried", "link", "program")),
+    }
     ours = unpacked / "polythrottle"
     assert {str(path.relative_to(ours)) for path in ours.rglob("*.py")} == {*imported, *besides}
     paths = [ours / each for each in besides]
