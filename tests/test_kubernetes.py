@@ -204,6 +204,7 @@ def rendered(name: str) -> list[Any]:
     return list(yaml.safe_load_all(done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_manifests_are_sound_for_kubernetes(version: str) -> None:
     """By the schemas of the oldest version with sidecars, one between and the newest, no unknown field allowed."""

@@ -243,6 +243,7 @@ def test_the_first_are_a_share_rounded_down_but_one_at_least() -> None:
     assert [first_of(count, 0.1) for count in (2, 5, 10, 19, 20, 25, 30)] == [1, 1, 1, 1, 2, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_better_profile_reaches_all() -> None:
     """Once the first tenth has shown that it is no worse, the others follow."""
     found = apply_to_all(TUNED, orins(20), canary=0.1)
@@ -250,6 +251,7 @@ def test_a_better_profile_reaches_all() -> None:
     assert (reached(found.outcomes), found.refused) == (20, "")
 
 
+@pytest.mark.slow
 def test_a_worse_profile_reaches_the_first_tenth_alone(tmp_path: Path) -> None:
     """One that takes more energy, and one that breaks its limit, are rolled back there; the rest is left alone."""
     costly = changed(

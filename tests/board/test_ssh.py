@@ -126,6 +126,7 @@ def test_what_ssh_might_take_for_something_else_is_refused(text: str, options: d
         Place.parse(text, options)
 
 
+@pytest.mark.slow
 def test_a_board_is_examined_and_steered_and_left_as_it_was(
     board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_come
         device.board.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "code", "says"),
     [
@@ -309,6 +311,7 @@ def test_what_cannot_be_measured_there_is_one_line(
     assert held(board) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["far side", "desk"])
 def test_whoever_is_killed_the_board_is_put_back(board: Path, tmp_path: Path, victim: str) -> None:
     """The far side's guard restores when it is killed; a killed desk's connection ends, and the far side restores."""
@@ -319,6 +322,7 @@ def test_whoever_is_killed_the_board_is_put_back(board: Path, tmp_path: Path, vi
         await_that(lambda: held(board) == before, "the board stays changed")
 
 
+@pytest.mark.slow
 def test_a_desk_that_loses_its_board_names_what_stands_there(board: Path, tmp_path: Path) -> None:
     """The far side lives on where the connection alone was lost: what it has set is in the error, and then put back."""
     before = held(board)
@@ -334,6 +338,7 @@ def test_a_desk_that_loses_its_board_names_what_stands_there(board: Path, tmp_pa
     await_that(lambda: held(board) == before, "the board stays changed")
 
 
+@pytest.mark.slow
 def test_only_the_folder_that_a_keeper_runs_from_stays(board: Path, tmp_path: Path) -> None:
     """While a profile stands, looks at the board leave nothing there; a restore takes the keeper's folder away too."""
     before = held(board)
@@ -358,6 +363,7 @@ def test_only_the_folder_that_a_keeper_runs_from_stays(board: Path, tmp_path: Pa
     assert held(board) == before
 
 
+@pytest.mark.slow
 def test_nothing_to_restore_on_a_board_that_was_never_steered_is_no_error(
     board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +391,7 @@ def test_an_error_of_a_board_says_so(board: Path, tmp_path: Path, monkeypatch: p
         open_device(uri(board))
 
 
+@pytest.mark.slow
 def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:
     """The second is refused in a line that names board, user, machine and process; the first is not disturbed."""
     desk_name = re.escape(platform.node())
@@ -471,6 +478,7 @@ def test_a_login_that_ends_with_no_new_line_is_passed_over(
     device.board.close()
 
 
+@pytest.mark.slow
 def test_a_login_that_never_ends_is_told_with_what_it_printed(
     board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_port_that_is_taken_is_told(server: BoardsServer, capsys: pytest.Captu
         BoardsServer(Tcp("127.0.0.1", server.port, for_all=True))
 
 
+@pytest.mark.slow
 def test_the_command_serves_one_watchers_looks_until_it_is_ended(tmp_path: Path) -> None:
     """Sixty requests at once have no board looked at more often; Ctrl-C ends it with the usual code."""
     (tmp_path / "fleet.txt").write_text(FLEET)

@@ -108,6 +108,7 @@ def test_each_wrong_option_is_one_line(
     assert said in lines[0]
 
 
+@pytest.mark.slow
 def test_both_limits_out_of_reach_are_both_named(capsys: pytest.CaptureFixture[str]) -> None:
     """The line says by how much the fastest is late and by how much the cheapest is dear, in units that fit."""
     assert run(["cluster", "plan", ALONE, "--deadline", "10min", "--budget", "0.5"]) == 5
@@ -258,6 +259,7 @@ def test_deadline_rules_are_replayed_on_a_trace(tmp_path: Path, capsys: pytest.C
         assert rules[name]["cost_usd"] < rules["on-demand"]["cost_usd"]
 
 
+@pytest.mark.slow
 def test_waits_say_when_to_ask_for_a_successor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The lead is one of the recorded waits, and costs no more than asking at their mean."""
     path = tmp_path / "waits.csv"
@@ -293,6 +295,7 @@ def test_jobs_that_fall_short_are_named(tmp_path: Path, capsys: pytest.CaptureFi
         assert "take --minimise and --market only" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_recorded_example_moves_between_zones(transient: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On recorded prices, lifetimes and caps a plan is found, and moving never costs more than staying."""
     assert transient.is_dir()

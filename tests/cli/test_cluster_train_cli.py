@@ -76,6 +76,7 @@ def test_a_table_is_no_script(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert "precious.csv, line 2" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -79,6 +79,7 @@ def mean_cost(policy: RentalPolicy, share: float, up_h: float, slack: float) -> 
     return sum(costs) / len(costs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "up_h", "slack", "published"),
     [

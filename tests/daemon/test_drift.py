@@ -189,6 +189,7 @@ def test_a_rung_that_is_known_well_is_learnt_no_more() -> None:
     assert offsets.with_one(1, 1.0, 0.9) == offsets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_planted_drift_on_a_simulated_board_is_found(seed: int) -> None:
     """On the simulated AGX Orin an hour passes without alarm; then energy 8 % too high is found within five minutes."""

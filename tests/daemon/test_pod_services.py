@@ -391,6 +391,7 @@ def four(tmp_path: Path) -> Iterator[FakeNvml]:
         yield fake
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_an_actuator_of_a_group_serves_some_of_its_gpus(four: FakeNvml, tmp_path: Path) -> None:
     """To whoever may set all of them; each GPU has a lease, so that none has two holders; others are unknown."""
@@ -419,6 +420,7 @@ def test_an_actuator_of_a_group_serves_some_of_its_gpus(four: FakeNvml, tmp_path
     assert four.snapshot() == before
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("trouble", "words"), [("lost", "does not answer now"), ("mig_enabled", "is split by MIG")])
 def test_one_gpu_that_is_lost_or_split_leaves_the_others_served(
@@ -479,6 +481,7 @@ def chat_profile(path: Path, uri: str) -> None:
     write_profile(profile, path)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_from_the_kubelet_to_the_gpu_and_back(four: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod's two GPUs are set by the actuator for its load, and put back once the kubelet lists it no more."""
@@ -515,6 +518,7 @@ def test_from_the_kubelet_to_the_gpu_and_back(four: FakeNvml, tmp_path: Path, mo
     assert four.snapshot() == before
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("first", [False, True])

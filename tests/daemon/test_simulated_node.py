@@ -192,6 +192,7 @@ def settings(folder: Path, **node: object) -> Settings:
     return Settings(services=tuple(services), node=NodeSettings(**node))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_simulated_server_keeps_to_its_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Host and fans are learnt from its meter; a limit cut by a third holds in the next second, and is told to hold."""
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))

@@ -344,6 +344,7 @@ def test_a_served_model_is_never_overdrawn(tmp_path: Path, served: tuple[str, li
 BOARD = ("tune", "--device", "sim:jetson-agx-orin", "--workload", "resnet50", "--no-history", "--yes")
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """JSON, printed lines, report and a journal that is resumed all have the account."""
     journal = tmp_path / "a.jsonl"

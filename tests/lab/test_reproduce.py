@@ -128,6 +128,7 @@ def test_trials_are_counted_on_noisy_windows() -> None:
     assert all(1 <= count <= 90 for count in counted[cell].values())
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     """With --json standard output is the document alone."""
     assert run(["reproduce", "polythrottle", "--quick", "--json"]) == 0

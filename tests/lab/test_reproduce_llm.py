@@ -26,6 +26,7 @@ CALLS = [(0.5 * number, 200 + 37 * (number % 20), 20 + 3 * (number % 9)) for num
 POLICIES = (Fixed(1.41e9), Fixed(0.9e9), LowestSafe(), TableAndLoop(), Bandit(), Ours(), Ahead())
 
 
+@pytest.mark.slow
 @dataclass
 class Late:
     """The lowest clock at first, and the highest from the second time it is asked."""

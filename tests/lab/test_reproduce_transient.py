@@ -126,6 +126,7 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         document(tmp_path)
 
 
+@pytest.mark.slow
 def test_bars_hold_and_one_that_is_missed_says_so(found: dict[str, Any]) -> None:
     """Each of ten bars falls with the figure that it is about, alone, and shows that figure."""
     assert len(found["bars"]) == 10

@@ -57,6 +57,7 @@ def test_a_percentile_that_was_given_up_was_lost(seed: int, name: str, over: flo
         assert (getattr(Latency.of(latencies_s), f"{name}_s") or math.nan) > 0.015
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_a_mean_that_holds_is_hardly_ever_given_up(correlation: float) -> None:
     """Of 100 windows of noisy, correlated queries with their true mean at the limit, none is cut short."""

@@ -42,6 +42,7 @@ def test_clusters_of_misses_widen_the_interval() -> None:
     assert together.half > 1.3 * apart.half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stay", [0.0, 0.6, 0.74])
 @pytest.mark.parametrize("name", ["p50", "p95", "p99"])
 def test_intervals_hold_as_often_as_they_say(name: str, stay: float) -> None:

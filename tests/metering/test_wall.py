@@ -91,6 +91,7 @@ def test_the_interval_of_a_factor_holds() -> None:
     assert sum(held) >= 10
 
 
+@pytest.mark.slow
 def test_a_meter_too_slow_for_the_phases_is_refused_with_what_would_do() -> None:
     """The seconds that are named are then enough."""
     with pytest.raises(InvalidInput, match=r"too slowly for phases of 10 s; run polythrottle calibrate --seconds \d+"):
@@ -140,6 +141,7 @@ def test_the_step_of_a_meter_is_seen_in_its_values(values: list[float], step: fl
     assert step_of(np.random.default_rng(0).random(50)) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_w", [2.0, 4.0, 5.0])
 def test_a_meter_of_coarse_steps_is_refused_or_its_interval_holds(step_w: float) -> None:
     """Steps that are no power of ten are seen as well, and what they hide is not made up for by a longer test."""

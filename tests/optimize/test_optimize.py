@@ -180,6 +180,7 @@ def test_a_suggestion_is_a_function_of_the_study(method: str) -> None:
     assert optimizer.suggest(study) == first == make_optimizer(method).suggest(study)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visit", [physical, noisy(0.02)])
 def test_what_is_left_at_most_bounds_what_is_left(visit: Visit) -> None:
     """At every length of a search, and a long one says less than a short one; a front has no one figure."""

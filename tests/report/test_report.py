@@ -334,6 +334,7 @@ def test_no_slo() -> None:
     assert "holds" not in text
 
 
+@pytest.mark.slow
 def test_no_power_and_no_percentiles() -> None:
     """Statistics nobody recorded are dashes, and the figures fall back on the mean."""
     bare = remeasured(study("mean<=25ms"), latency=Latency(0.01), power_w=None)

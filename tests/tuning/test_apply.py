@@ -249,6 +249,7 @@ def test_confirmed_it_stands_until_restored(board: Path, profile: str, capsys: p
     assert board.read_text() == "1200"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "kept", "expires"), [(["--keep"], True, False), (["--for", "2h"], False, True)])
 def test_for_and_keep_need_no_confirmation(
     board: Path, profile: str, words: list[str], kept: bool, expires: bool, capsys: pytest.CaptureFixture[str]
@@ -376,6 +377,7 @@ def test_a_device_that_nothing_would_restore_is_left_alone(monkeypatch: pytest.M
     assert device.log == []
 
 
+@pytest.mark.slow
 def test_what_someone_else_changed_since_is_left_and_told(
     board: Path, profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def tuned(folder: Path, row: Row, slo: str, clocks: tuple[int, ...] = CLOCKS, **
     return found
 
 
+@pytest.mark.slow
 def test_a_knob_without_effect_does_not_keep_the_search_going(tmp_path: Path) -> None:
     """Where only the batch matters the best batch is found, and the clocks are not all tried."""
     result = tuned(tmp_path, idle, "mean<=10x")
@@ -76,6 +77,7 @@ def test_one_wild_window_does_not_lead_astray(tmp_path: Path) -> None:
     assert wild.study.best.point == clean.study.best.point
 
 
+@pytest.mark.slow
 def test_a_careful_search_breaks_no_limit_and_says_why_it_ended(tmp_path: Path) -> None:
     """At a small risk every trial holds, and the search ends when no point left is safe enough."""
     result = tuned(tmp_path, roofline, "mean<=2x", risk=0.01, early_stop=False)
@@ -84,6 +86,7 @@ def test_a_careful_search_breaks_no_limit_and_says_why_it_ended(tmp_path: Path) 
     assert "safe enough" in result.ended
 
 
+@pytest.mark.slow
 def test_a_limit_nothing_holds_is_said_to_be_missed(tmp_path: Path) -> None:
     """The answer names the trial that came closest; every trial is kept."""
     result = tuned(tmp_path, roofline, "mean<=1us", trials=6)
@@ -92,6 +95,7 @@ def test_a_limit_nothing_holds_is_said_to_be_missed(tmp_path: Path) -> None:
     assert len(result.study.infeasible) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clocks", [(900,), (600, 900)])
 def test_next_to_no_points_are_all_tried(tmp_path: Path, clocks: tuple[int, ...]) -> None:
     """One row, or two levels of a clock, end with every point tried or nothing left to gain."""

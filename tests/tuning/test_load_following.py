@@ -154,6 +154,7 @@ def test_a_ladder_climbs_to_faster_points() -> None:
     assert ladder.rungs[ladder.coolest] == ladder.rungs[0]
 
 
+@pytest.mark.slow
 def test_padded_batches_cost_more_at_low_rates() -> None:
     """A rung of large batches is predicted to draw what its queue draws at a quarter of its rate, within 5 %."""
     service = _service(0.2, batch=4, idle_w=10.0, extra_w=30.0)
@@ -174,6 +175,7 @@ def test_a_slo_nobody_holds_is_said() -> None:
         Ladder(1.0, ())
 
 
+@pytest.mark.slow
 def test_a_study_makes_a_ladder() -> None:
     """The points a study measured become rungs, those cut short left out."""
     points = [OperatingPoint({"batch_size": batch}) for batch in (1, 2, 4)]
@@ -225,6 +227,7 @@ def test_points_that_break_the_power_limit_are_no_rungs() -> None:
     assert LadderOffer.of(_studied("p99<=1s", "power<=11W")).ladder is not None
 
 
+@pytest.mark.slow
 def test_a_rung_of_a_simulated_board_keeps_its_word() -> None:
     """On the simulated AGX Orin, a rung at its rate holds the SLO, and power is within 4 % of the prediction."""
     device = SimulatedDevice(load_board("jetson-agx-orin"))
@@ -294,6 +297,7 @@ def test_one_goes_up_at_once_and_down_after_a_while() -> None:
     assert taken == [0, 1, 1, 1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_day_costs_less_than_the_rung_that_holds_its_peak() -> None:
     """With the manner that boards are run with, a day is over a tenth cheaper, and each look has its load."""
     ladder, footing, forecast = _ladder(), RungPosition(2), Forecast(ForecastWindows())

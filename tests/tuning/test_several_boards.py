@@ -87,6 +87,7 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_boards_end_with_a_profile_and_a_journal_that_names_the_board_of_each_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_each_board_measures_the_default_and_every_trial_is_on_disk_before_its_b
     assert [line["visit"] for line in begun] == list(range(len(study.trials)))
 
 
+@pytest.mark.slow
 def test_the_same_boards_make_the_same_study(tmp_path: Path) -> None:
     """In virtual time it does not matter which thread is faster."""
     searched(tmp_path / "one.jsonl", boards(3))

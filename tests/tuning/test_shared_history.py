@@ -82,6 +82,7 @@ def test_the_second_board_begins_at_the_first_ones_answer(tune: Tune) -> None:
     assert "another board of this kind" not in said
 
 
+@pytest.mark.slow
 def test_only_the_same_question_on_another_board_of_the_kind_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     """Not another limit, other firmware, another workload, or the board itself, whose history the method weighs."""
     words = ["tune", "-d", "sim:jetson-nano", "-w", "resnet50", "--slo", "p99<=1s", "--method", "random"]

@@ -123,6 +123,7 @@ def opened(scheme: str, server: FakeServer, line: str = "") -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scheme", KINDS)
 def test_a_bad_answer_spoils_its_query(scheme: str, name: str) -> None:
