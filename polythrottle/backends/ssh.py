@@ -62,7 +62,8 @@ _MEASURING = {
     "inspect": "__init__ machine tree_files",
     "metering": "__init__ load window",
     "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
-    "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine trtexec uris",
+    "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine torch_archive "
+    "torch_model trtexec uris",
     "workloads/services": "__init__ http kserve kserve_http kserve_protocol openai service",
 }
 

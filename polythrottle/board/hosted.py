@@ -24,7 +24,7 @@ from polythrottle.metering.point_measurement import Asked, Closing, Run
 from polythrottle.metering.window import Watched, WindowSample, observe, query_from
 
 _POLL_S = 1.0
-_FILES = (".onnx", ".engine", ".plan")
+_FILES = (".onnx", ".pt2", ".pt", ".engine", ".plan")
 _SERVICES = ("kserve://", "openai://", "openai+https://")
 _RUNS_THERE = re.compile(r"cmd:.*|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:\?.*)?", re.DOTALL)
 Exchange = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -47,7 +47,7 @@ class BoardWorkload:
 
     Args:
         uri: What opens it there: ``cmd:<words>``, ``package.module:callable``, ``kserve://…``, ``openai://…``, or
-            the path there of an ONNX model or a TensorRT engine.
+            the path there of an ONNX model, an export of torch or a TensorRT engine.
         board: Which; closed with the workload.
         options: As of `polythrottle.workloads.open_workload`: ``inputs``, ``batch_sizes``, ``threads``, ``timeout_s``.
         target: The GPU that is tuned, if one is.
@@ -148,7 +148,7 @@ def _check_runs_there(uri: str) -> None:
     if not (file or uri.startswith(_SERVICES) or _RUNS_THERE.fullmatch(uri)):
         raise InvalidInput(
             f"{uri} cannot be run over SSH: a board runs cmd:<shell words>, package.module:callable, model.onnx, "
-            "model.engine, kserve://host:port/model and openai://host:port/model"
+            "model.pt2, model.pt, model.engine, kserve://host:port/model and openai://host:port/model"
         )
 
 

@@ -353,7 +353,7 @@ class Worker:
                 target=target,
             )
         except ImportError as err:
-            raise DeviceError(f"{order['uri']} cannot be run in {sys.executable} on the board: {err}") from err
+            raise DeviceError(_unimportable(order["uri"], err)) from err
         self._workload = served
         told = {"space": json.dumps(space_document(served.space)), "notes": _notes(served), **_place(served, target)}
         told["digest"] = _digest(order["uri"])
@@ -434,6 +434,13 @@ def _target(told: Mapping[str, Any] | None) -> Target | None:
         return None
     place = str(told["place"])
     return Target(str(told["title"]), tuple(told["uuids"]), partial(number_at, place), place)
+
+
+def _unimportable(uri: str, err: ImportError) -> str:
+    """Return what is said where a package that a workload needs cannot be imported in this Python."""
+    if isinstance(err, ModuleNotFoundError) and err.name:
+        return f"{uri} needs {err.name}, which {sys.executable} on the board lacks; ?python= names another Python there"
+    return f"{uri} cannot be run in {sys.executable} on the board: {err}"
 
 
 def _place(served: Workload, target: Target | None) -> dict[str, Any]:

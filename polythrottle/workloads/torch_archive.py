@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import torch
 
-from polythrottle.domain.errors import BadFile, TrialError
+from polythrottle.domain.errors import BadFile, DeviceError, TrialError
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import guarded, one_line
 
@@ -94,9 +94,16 @@ def load_export(path: str | os.PathLike[str]) -> Any:
     """Return the program in an archive of torch.export.
 
     Raises:
+        DeviceError: If this torch has no torch.export, as those of JetPack 5 that are older than 2.1.
         BadFile: If it does not load here, or holds anything that could run code, or compiled code.
     """
-    return _loaded(path, _check_export, torch.export.load)
+    load = getattr(getattr(torch, "export", None), "load", None)
+    if load is None:
+        raise DeviceError(
+            f"{path} needs torch.export, which came with torch 2.1, and torch is {torch.__version__} here; save "
+            "TorchScript (.pt), or give package.module:callable"
+        )
+    return _loaded(path, _check_export, load)
 
 
 def load_script(path: str | os.PathLike[str]) -> Any:

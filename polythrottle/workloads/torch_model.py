@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any, Callable
 
 import torch
@@ -194,6 +195,8 @@ def _example_of(uri: str, module: torch.nn.Module) -> MakeInputs:
 
 
 def _made_up(inputs: tuple[Input, ...]) -> MakeInputs:
+    _need_numpy()
+
     def make(batch_size: int) -> Any:
         arrays = [random_array((batch_size, *each.shape), each.dtype or "float32", i) for i, each in enumerate(inputs)]
         tensors = tuple(torch.from_numpy(array) for array in arrays)
@@ -202,6 +205,15 @@ def _made_up(inputs: tuple[Input, ...]) -> MakeInputs:
         return tensors
 
     return make
+
+
+def _need_numpy() -> None:
+    """Import NumPy, of which inputs are made and without which torch can be installed.
+
+    Raises:
+        ImportError: If it is not there; later that would be taken for a fault of the model.
+    """
+    import_module("numpy")
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -250,7 +262,7 @@ def open_export(
 
     Raises:
         UnknownName: If there is no such option or device.
-        DeviceError: If it is to be moved to a GPU, and torch has none.
+        DeviceError: If it is to be moved to a GPU, and torch has none, or the file needs a newer torch.
         BadFile: If the file is missing, or holds no such model that loads here.
         InvalidInput: If shapes are missing or do not fit, or the model does not take a batch that was asked for.
     """
@@ -346,6 +358,7 @@ def _declared(program: Any) -> Iterator[DeclaredInput]:
 
 
 def _maker(program: Any, tensors: Sequence[FedInput]) -> MakeInputs:
+    _need_numpy()
     constants = [getattr(argument, "value", None) for argument in _user_inputs(program)]
     names = [argument.name for argument in _user_inputs(program)]
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from polythrottle.cli.commands import run
-from polythrottle.domain.errors import BadFile
+from polythrottle.domain.errors import BadFile, DeviceError
 from polythrottle.training.beside.trainer.network import Network
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.torch_archive import load_export, load_script, load_tensors
@@ -105,6 +105,13 @@ def refused(path: Path) -> str:
     with pytest.raises(BadFile):
         Network(path, trained="head", rank=1, seed=0, device=torch.device("cpu"))
     return str(caught.value)
+
+
+def test_a_torch_without_exports_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of JetPack 5 that are older than 2.1, in which ``torch.export`` is not there, or loads nothing."""
+    monkeypatch.delattr(torch.export, "load")
+    with pytest.raises(DeviceError, match=r"m.pt2 needs torch.export, which came with torch 2.1, and torch is .* here"):
+        load_export(model)
 
 
 def test_an_honest_archive_loads(model: Path) -> None:

@@ -62,7 +62,7 @@ MODULES = {
     "training/beside": "__init__ corun_bench corun_model far_run interference live_run operating_options plan "
     "preparation scheduler serving_loop",
     "training/beside/trainer": "*",
-    "workloads": "graph_operators torch_*",
+    "workloads": "graph_operators torch_graph",
 }
 """What a board gets besides, where it fine-tunes."""
 
