@@ -389,7 +389,7 @@ def daemon_of_board(uri: str, socket: Path | None = None, service: str | None = 
     from polythrottle.daemon.client import Client
 
     if not is_ssh(uri):
-        raise InvalidInput(f"{uri} is no board over SSH, such as ssh://orin; --socket names a daemon of this machine")
+        raise InvalidInput(f"{uri!r} is no board over SSH, such as ssh://orin; --socket names a daemon of this machine")
     place = _place(uri)
     there = "" if socket is None else str(socket)
     with (
@@ -443,7 +443,7 @@ def uninstall_from_board(uri: str, *, root: Path = Path("/"), sudo: bool = False
 
 def _whole_board(uri: str, sudo: bool) -> Place:
     if not is_ssh(uri):
-        raise InvalidInput(f"{uri} is no board over SSH, such as ssh://orin")
+        raise InvalidInput(f"{uri!r} is no board over SSH, such as ssh://orin")
     place = _place(uri)
     if place.device:
         raise InvalidInput(f"name the board alone, {place.where}: the daemon is for all of it")

@@ -33,6 +33,7 @@ from polythrottle.domain.errors import (
     PermissionDenied,
     PolythrottleError,
     StorageError,
+    TrialError,
     UnknownName,
 )
 from polythrottle.storage.paths import state_dir
@@ -108,7 +109,7 @@ class _Lent:
                 slo=tuple(_text(each) for each in list(answer["slo"])[:_SLO_MOST]),
                 trials=int(answer["trials"]),
                 options={str(name): _text(value) for name, value in dict(answer["options"]).items()},
-                prior=str(answer["prior"]),
+                prior=str(answer["prior"]).encode().decode(),  # of characters that can be written
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _Odd(f"its daemon is of another version: {bounded(printable(str(error)), 100)}") from error
@@ -145,7 +146,7 @@ class StudyHost:
 
     Args:
         board: ``ssh://[user@]host[:port]``; "" for the daemon of this machine.
-        told: Called with what happens, from the thread that serves.
+        told: Called with what happens, from the thread that serves; says whether somebody heard it.
         socket: Of the daemon, where it is elsewhere.
         program: What runs a study, before the words of ``tune``.
     """
@@ -153,7 +154,7 @@ class StudyHost:
     def __init__(
         self,
         board: str,
-        told: Callable[[HostNews], object],
+        told: Callable[[HostNews], bool],
         socket: Path | None = None,
         program: Sequence[str] = (sys.executable, "-m", "polythrottle"),
     ) -> None:
@@ -162,6 +163,7 @@ class StudyHost:
         self._socket = socket
         self._program = tuple(program)
         self._ends = threading.Event()
+        self._once = False
         self._last = ""
 
     @property
@@ -177,22 +179,27 @@ class StudyHost:
         """Wait for studies and make them, until `stop`; a board that is away is waited for.
 
         Args:
-            once: Whether to end after the first study.
+            once: Whether to end after the first study, and where the board is away.
 
         Raises:
+            DeviceError: If the board is away, and it is for once.
+            TrialError: If the study failed, and it is for once.
             PermissionDenied: If its daemon does not let this user ask.
             InvalidInput: If its daemon makes its studies itself, or is of another version.
         """
+        self._once = once
         wait_s = _LOOK_S
         while not self._ends.is_set():
             try:
                 with self._daemon() as client:
                     wait_s = _LOOK_S
-                    if self._looked(client, once):
+                    if self._looked(client):
                         return
             except (PermissionDenied, UnknownName):
                 raise
             except DeviceError as error:
+                if once:
+                    raise
                 self._say("away", str(error))
                 self._ends.wait(wait_s)
                 wait_s = min(2 * wait_s, _AWAY_MOST_S)
@@ -202,7 +209,7 @@ class StudyHost:
             return daemon_of_board(self._board, self._socket)
         return Client(self._socket)
 
-    def _looked(self, client: Client, once: bool) -> bool:
+    def _looked(self, client: Client) -> bool:
         """Look again and again whether a study is due, and make it; return whether one was made that was to be it."""
         while not self._ends.is_set():
             try:
@@ -217,7 +224,7 @@ class StudyHost:
             if answer["state"] == "none":
                 self._say("waits", "no study is due")
                 self._ends.wait(_LOOK_S)
-            elif self._made(client, str(answer["claim"]), str(answer["words"])) and once:
+            elif self._made(client, str(answer["claim"]), str(answer["words"])) and self._once:
                 return True
         return False
 
@@ -299,6 +306,8 @@ class StudyHost:
         else:
             said = words or f"exit code {code}"
             client.host_study(_own_name(), claim, ended=True, failed=True, words=said)
+            if self._once:
+                raise TrialError(f"{lent.id}: {said}")
             self._say("failed", f"{lent.id}: {said}")
 
     def _words(self, lent: _Lent, journal: Path, out: Path) -> list[str]:
@@ -326,7 +335,8 @@ class StudyHost:
         """Tell what happened, once for as long as it is the same."""
         if words != self._last:
             self._last = words
-            self._told(HostNews(self.board, words, kind))
+            if not self._told(HostNews(self.board, words, kind)):
+                self.stop()  # nobody reads any more
 
 
 class StudyHosts:
@@ -334,45 +344,48 @@ class StudyHosts:
 
     Args:
         boards: ``ssh://…`` each; none means the daemon of this machine.
-        told: Called with what happens, from those threads.
+        told: Called with what happens, from those threads; says whether somebody heard it.
         socket: Of the daemon, where it is elsewhere.
         once: Whether each ends after its first study.
     """
 
     def __init__(
-        self, boards: Sequence[str], told: Callable[[HostNews], object], socket: Path | None, once: bool
+        self, boards: Sequence[str], told: Callable[[HostNews], bool], socket: Path | None, once: bool
     ) -> None:
         self.failures: dict[str, PolythrottleError] = {}
         """Why a board's daemon is served no more."""
         self._hosts = [StudyHost(board, told, socket) for board in boards or ("",)]
-        self._threads = [Thread(target=self._serve, args=(host, once), daemon=True) for host in self._hosts]
-        for thread in self._threads:
-            thread.start()
+        # Not by joining threads: a Ctrl-C in `join` has CPython 3.11 take one that runs for one that has ended.
+        self._ended = [threading.Event() for _ in self._hosts]
+        for host, ended in zip(self._hosts, self._ended, strict=True):
+            Thread(target=self._serve, args=(host, once, ended), daemon=True).start()
 
     def wait(self) -> None:
         """Return once all have ended."""
-        for thread in self._threads:
-            while thread.is_alive():
-                thread.join(0.5)  # so that a Ctrl-C is met meanwhile
+        for ended in self._ended:
+            while not ended.wait(0.5):  # so that a Ctrl-C is met meanwhile
+                continue
 
     def stop(self) -> None:
         """End all of them, every board put back."""
         for host in self._hosts:
             host.stop()
-        for thread in self._threads:
-            thread.join(_END_S)
+        for ended in self._ended:
+            ended.wait(_END_S + _LOOK_S)
 
-    def _serve(self, host: StudyHost, once: bool) -> None:
+    def _serve(self, host: StudyHost, once: bool, ended: threading.Event) -> None:
         try:
             host.serve(once)
         except PolythrottleError as error:
             self.failures[host.board] = error
         except OSError as error:
             self.failures[host.board] = StorageError(f"{error.filename or state_dir()}: {error.strerror}")
+        finally:
+            ended.set()
 
 
 def host_studies(
-    boards: Sequence[str], told: Callable[[HostNews], object], *, socket: Path | None = None, once: bool = False
+    boards: Sequence[str], told: Callable[[HostNews], bool], *, socket: Path | None = None, once: bool = False
 ) -> StudyHosts:
     """Begin to make the studies of boards' daemons; see `StudyHosts` for the arguments."""
     return StudyHosts(boards, told, socket, once)

@@ -485,9 +485,12 @@ def forwarded_socket(place: Place, name: str, path: str = "") -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
         here = Path(folder) / "socket"
         # No connection that is shared with others, which would take the forwarding over and outlive this process.
-        own = ("-N", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:{there}")
-        command = [*_UNDISTURBED, *place.way(*own)]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        own = ("-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:{there}")
+        # Not -N, which would outlive a process that is killed: this ends with its standard input.
+        command = [*_UNDISTURBED, *place.way(*own), "cat"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
             try:
                 ends_s = time.monotonic() + _PATIENCE_S
                 while not here.exists():

@@ -279,6 +279,10 @@ def _answer(carried: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     board = BoardRoot(Path(request["root"]))
     try:
         board.check()
+        if request["verb"] == "install":
+            board.root.mkdir(parents=True, exist_ok=True)
+        elif not board.versions.is_dir():
+            raise InvalidInput(f"there is nothing to remove: daemon install --device has made no {board.home}")
         with _alone(board):
             if request["verb"] == "install":
                 return _installed(board, carried, request)
@@ -292,7 +296,6 @@ def _answer(carried: Path, request: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _alone(board: BoardRoot) -> Iterator[None]:
     """Hold a board against a second desk, and a first one whose line was cut and which goes on here."""
-    board.root.mkdir(parents=True, exist_ok=True)
     held = os.open(board.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -551,8 +554,6 @@ def _users(folder: Path, program: str = "") -> list[int]:
 
 def _uninstalled(board: BoardRoot) -> dict[str, Any]:
     """Put the board back and remove what was installed."""
-    if not board.versions.is_dir():
-        raise InvalidInput(f"there is nothing to remove: daemon install --device has made no {board.home}")
     if board.steers:
         for unit in reversed(_STARTED):
             _ran("systemctl", "disable", "--now", unit)

@@ -346,26 +346,26 @@ def study_host(
         Path | None, typer.Option("--socket", metavar="PATH", help="Of a daemon of this machine, or there on a board.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End once each board has had a study.")] = False,
-    as_json: JsonOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for all that happens.")] = False,
 ) -> None:
     """Make the studies of boards' daemons here, over SSH, until Ctrl-C: for boards without an optimiser.
 
     A daemon there announces a study that is due, lends its board to this host, and compares the profile it is given
-    back. Boards of one kind learn from each other's studies. Exit code 6 if a daemon cannot be asked.
+    back. Boards of one kind learn from each other's studies. One that is away is waited for; with --once the exit code
+    is 6 then, and 7 if a study failed.
     """
     from polythrottle.api.study_host import HostNews, host_studies
     from polythrottle.backends.device_uri import boards_named
 
+    if any(not text.strip() for text in devices or ()):
+        raise InvalidInput("--device is empty; it takes boards, such as ssh://orin, or is left out for this machine")
     boards = [board.uri for text in devices or () for board in boards_named(text)]
 
-    def tell(news: HostNews) -> None:
-        if as_json:
-            typer.echo(json.dumps(asdict(news)))
-        else:
-            typer.echo(f"{news.board}: {news.words}")
+    def show(news: HostNews) -> None:
+        typer.echo(json.dumps(asdict(news)) if as_json else f"{news.board}: {news.words}")
         sys.stdout.flush()
 
-    hosts = host_studies(boards, tell, socket=socket, once=once)
+    hosts = host_studies(boards, lambda news: answer(news, False, show), socket=socket, once=once)
     try:
         hosts.wait()
     except KeyboardInterrupt:

@@ -1,11 +1,13 @@
 """The desk's side of studies that daemons have made elsewhere, with a daemon and a search that are stand-ins."""
 
+import _thread
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from polythrottle.actuation.client.connection import TOKEN
 from polythrottle.api import study_host
 from polythrottle.api.study_host import HostNews, StudyHost, StudyHosts, progress
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, TrialError
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -89,7 +91,12 @@ def serve(
     script = tmp_path / "search.py"
     script.write_text(f"import os, sys\nwords = sys.argv[1:]\n{search}")
     news: list[HostNews] = []
-    StudyHost(board, news.append, program=(sys.executable, str(script))).serve(once=True)
+
+    def told(each: HostNews) -> bool:
+        news.append(each)
+        return True
+
+    StudyHost(board, told, program=(sys.executable, str(script))).serve(once=True)
     return news
 
 
@@ -132,6 +139,7 @@ shutil.copy({str(tmp_path / "found.toml")!r}, words[words.index("--out") + 1])
         ("", {"options": {"journal": "/etc/passwd"}}, "that no daemon asks for"),
         ("", {"options": {"seed": "3 --out x"}}, "that no daemon asks for"),
         ("", {"environment": 7}, "of another version"),
+        ("", {"prior": "\ud800"}, "of another version"),
     ],
 )
 def test_a_study_that_no_daemon_asks_for_is_refused(
@@ -159,7 +167,11 @@ def test_how_a_study_ends_is_told(
 ) -> None:
     """With the last line of what it printed where it failed."""
     daemon = Daemon()
-    serve(daemon, monkeypatch, search, tmp_path)
+    ends = nullcontext()
+    if "failed" in said:
+        ends = pytest.raises(TrialError, match=f"study-3: {said['words']}")  # type: ignore[assignment]
+    with ends:
+        serve(daemon, monkeypatch, search, tmp_path)
     assert daemon.last == {"ended": True, **said}
 
 
@@ -188,7 +200,7 @@ except KeyboardInterrupt:
 
 
 def test_a_host_that_is_ended_leaves(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search is interrupted before the daemon is told, so that it has put the board back."""
+    """By a Ctrl-C: the search is interrupted before the daemon is told, so that it has put the board back."""
     daemon = Daemon()
 
     @contextmanager
@@ -199,10 +211,13 @@ def test_a_host_that_is_ended_leaves(state: Path, tmp_path: Path, monkeypatch: p
     script = tmp_path / "polythrottle.py"
     script.write_text("import time\nprint(flush=True)\ntime.sleep(60)")
     monkeypatch.setattr(StudyHost.__init__, "__defaults__", (None, (sys.executable, str(script))))
-    hosts = StudyHosts(["ssh://orin"], lambda news: None, None, once=False)
+    hosts = StudyHosts(["ssh://orin"], lambda news: True, None, once=False)
     ends_s = time.monotonic() + 30
     while not any("trials" in said for said in daemon.heard) and time.monotonic() < ends_s:
         time.sleep(0.01)
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        hosts.wait()
     hosts.stop()
     assert daemon.last == {"leaves": True}
     assert hosts.failures == {}
@@ -217,10 +232,36 @@ def test_a_board_that_is_away_is_waited_for(state: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(study_host, "daemon_of_board", away)
     news: list[HostNews] = []
-    hosts = StudyHosts(["ssh://orin"], news.append, None, once=False)
+    hosts = StudyHosts(["ssh://orin"], lambda each: news.append(each) is None, None, once=False)
     hosts.wait()
     assert [(each.kind, each.words) for each in news] == [("away", "no way")]
     assert str(hosts.failures["ssh://orin"]) == "not you"
+
+
+def test_for_once_a_board_that_is_away_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it."""
+
+    def away(*_: object) -> Any:
+        raise DeviceError("no way")
+
+    monkeypatch.setattr(study_host, "daemon_of_board", away)
+    hosts = StudyHosts(["ssh://orin"], lambda each: True, None, once=True)
+    hosts.wait()
+    assert str(hosts.failures["ssh://orin"]) == "no way"
+
+
+def test_a_host_that_nobody_reads_leaves(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its output went into a pipe that has ended."""
+    daemon = Daemon()
+
+    @contextmanager
+    def reached(*_: object) -> Iterator[Daemon]:
+        yield daemon
+
+    monkeypatch.setattr(study_host, "daemon_of_board", reached)
+    hosts = StudyHosts(["ssh://orin"], lambda each: False, None, once=False)
+    hosts.wait()
+    assert daemon.last == {"leaves": True}
 
 
 def test_how_far_a_journal_is(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def test_python_3_6_is_too_old(root: Path, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "jetson"], "jetson is no board over SSH, such as ssh://orin"),
+        (["--device", "jetson"], "'jetson' is no board over SSH, such as ssh://orin"),
         (["--device", "ssh://nano/jetson"], "name the board alone, ssh://nano"),
         (["--device", BOARD, "--root", "here"], "on a board a folder is named from its root"),
         (["--sudo"], "--sudo, --settings and --wheels are for a board"),

@@ -327,6 +327,12 @@ def test_a_daemon_of_a_board_is_asked_from_the_desk(
             assert run(["top", "--device", board]) == 0
             assert "Jetson AGX Orin" in capsys.readouterr().out
             assert run(["daemon", "budget", "--power", "20W", "--device", board]) == 0
+            follows = [sys.executable, "-m", "polythrottle", "daemon", "status", "--follow", "--device", board]
+            with subprocess.Popen(follows, stdout=subprocess.PIPE) as killed:
+                assert killed.stdout is not None
+                killed.stdout.readline()
+                killed.kill()
+            await_that(lambda: not sessions(site), "a connection outlives who asked")
             assert run(["daemon", "stop", "--device", board]) == 0
             assert "ssh://nano" not in capsys.readouterr().err
             assert child.wait(60) == 0

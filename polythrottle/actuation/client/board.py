@@ -247,7 +247,8 @@ class ActuatorBoard:
         """
         self._needed()
         found = self._line.ask("lend", token=self._token, seconds=_LOAN_S, holder="a study")
-        return f"actuator:{self._socket}?device={self._described()}", {TOKEN: str(found["token"])}
+        # From the root on: who opens it may be in another folder, as over SSH.
+        return f"actuator:{self._socket.absolute()}?device={self._described()}", {TOKEN: str(found["token"])}
 
     def take_back(self) -> None:
         """End the loan at once; the board is as found then.
