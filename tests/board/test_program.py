@@ -11,11 +11,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from boards_over_ssh import await_that, held, lay_sudo, own_wheels, planted, stand_in
+from boards_over_ssh import await_that, far_sides, held, lay_sudo, own_wheels, planted, stand_in
 from old_python import PACKAGE, closure, newer_than_3_8, too_new
 from test_old_python import ENTRIES, LEFT_OUT
 
@@ -464,11 +465,8 @@ def test_whoever_is_killed_the_next_installation_is_whole(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A far side that is killed in the middle has changed nothing that leads anywhere; the next one mends it."""
-    command = [sys.executable, "-c", _DESK, BOARD, str(root)]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    await_that(lambda: bool([*root.glob(f"{HOME}/versions/*.partial/lib")]), "it was not begun")
-    far = [int(pid.name) for pid in Path("/proc").iterdir() if pid.name.isdigit() and is_far_side(pid, tmp_path)]
-    for pid in far:
+    child = _begun(root)
+    for pid in far_sides(tmp_path):
         os.kill(pid, signal.SIGKILL)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 6
@@ -491,13 +489,20 @@ sys.exit(run(["daemon", "install", "--device", sys.argv[1], "--root", sys.argv[2
 """
 
 
-def is_far_side(process: Path, folder: Path) -> bool:
-    """Return whether a process is what a board of this test runs."""
-    try:
-        words = (process / "cmdline").read_bytes()
-        return words.startswith(sys.executable.encode()) and b"zlib;exec" in words and bool(folder)
-    except OSError:
-        return False
+def _is_begun(root: Path, child: "subprocess.Popen[str]") -> bool:
+    return child.poll() is not None or any(root.glob(f"{HOME}/versions/*.partial/lib"))
+
+
+def _begun(root: Path) -> "subprocess.Popen[str]":
+    """Return a desk whose installation is under way; on a busy machine it may be over before anybody has looked."""
+    while True:
+        child = subprocess.Popen([sys.executable, "-c", _DESK, BOARD, str(root)], stderr=subprocess.PIPE, text=True)
+        await_that(partial(_is_begun, root, child), "it was not begun")
+        if child.poll() is None:
+            return child
+        _, said = child.communicate()
+        assert child.returncode == 0, said
+        assert uninstall(root) == 0
 
 
 # The wheels.
