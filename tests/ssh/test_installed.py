@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,10 +139,7 @@ def test_a_line_that_is_cut_in_the_middle_leaves_the_older_version_or_the_newer_
     """Never half of one: what leads to it does so once it is whole. The same command again ends well."""
     words = ["daemon", "install", "--device", board(), "--root", str(root)]
     assert run(words) == 0
-    older = os.readlink(root / HOME / "current")
-    command = [sys.executable, "-c", _DESK, *words]
-    desk = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    await_that(lambda: bool([*root.glob(f"{HOME}/versions/*.partial/lib")]), "it was not begun")
+    older, desk = _begun(root, words)
     for pid in children_of(daemon[1]):
         with suppress(OSError):
             if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -170,6 +168,22 @@ program.wheels_of = lambda folder: own_wheels()
 program.version_of = lambda name: "99.0"
 sys.exit(run(sys.argv[1:]))
 """
+
+
+def _is_begun(root: Path, desk: "subprocess.Popen[str]") -> bool:
+    return desk.poll() is not None or any(root.glob(f"{HOME}/versions/*.partial/lib"))
+
+
+def _begun(root: Path, words: list[str]) -> "tuple[str, subprocess.Popen[str]]":
+    """Return what is installed, and a desk that installs another; it may be over before anybody has looked."""
+    while True:
+        older = os.readlink(root / HOME / "current")
+        desk = subprocess.Popen([sys.executable, "-c", _DESK, *words], stderr=subprocess.PIPE, text=True)
+        await_that(partial(_is_begun, root, desk), "it was not begun")
+        if desk.poll() is None:
+            return older, desk
+        _, said = desk.communicate()
+        assert desk.returncode == 0, said
 
 
 @pytest.mark.usefixtures("own")
