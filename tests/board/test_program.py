@@ -479,8 +479,9 @@ def test_whoever_is_killed_the_next_installation_is_whole(
     assert tree(root) == []
 
 
-_DESK = """
+_DESK = f"""
 import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
 from boards_over_ssh import own_wheels
 from polythrottle.board import program
 from polythrottle.cli.commands import run

@@ -159,8 +159,9 @@ def test_a_line_that_is_cut_in_the_middle_leaves_the_older_version_or_the_newer_
     assert [*root.iterdir()] == []
 
 
-_DESK = """
+_DESK = f"""
 import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
 from boards_over_ssh import own_wheels
 from polythrottle.board import program
 from polythrottle.cli.commands import run
