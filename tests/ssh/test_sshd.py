@@ -76,7 +76,14 @@ def site(
 
 def sessions(site: Site) -> list[int]:
     """Return the processes of sshd that serve connections."""
-    return [pid for pid in children_of(site.sshd) if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children_of(site.sshd) if b"sshd" in _words(pid)]
+
+
+def _words(pid: int) -> bytes:
+    """Return the words of a process; none of one that has ended meanwhile."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def test_a_search_measures_there_and_leaves_the_board_as_it_was(
