@@ -5,7 +5,6 @@ no program of its choice runs here, and options of a study are those that anybod
 """
 
 import contextlib
-import json
 import os
 import platform
 import re
@@ -25,9 +24,11 @@ from polythrottle.backends import DeviceURI
 from polythrottle.board.link import Place
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.daemon.client import Client
+from polythrottle.daemon.study_process import StudyRequest, last_line, tune_words
 from polythrottle.daemon.web.messages import TUNE_OPTIONS
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import (
+    BadFile,
     DeviceError,
     InvalidInput,
     PermissionDenied,
@@ -36,8 +37,11 @@ from polythrottle.domain.errors import (
     TrialError,
     UnknownName,
 )
+from polythrottle.domain.study import TrialState
+from polythrottle.storage import journal as journals
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import bounded, printable
+from polythrottle.tuning.setup import slug
 
 _LOOK_S = 5.0
 """Between two looks whether a study is due; a third of what a host may be silent for, and less."""
@@ -258,7 +262,7 @@ class StudyHost:
             raise
 
     def _searched(self, client: Client, claim: str, lent: _Lent) -> bool:
-        folder = state_dir() / "studies" / "hosted" / _slug(self._board or "here")
+        folder = state_dir() / "studies" / "hosted" / slug(self._board or "here")
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"{lent.id}-{lent.key}"  # a board that is set up anew begins its numbers again
         out = folder / f"{stem}.toml"
@@ -283,8 +287,7 @@ class StudyHost:
             if broken_off:
                 client.host_study(_own_name(), claim, leaves=True)
                 return False
-            errors.seek(0)
-            words = _last_line(errors.read())
+            words = printable(last_line(errors))
         self._give_back(client, claim, lent, out, process.returncode, words)
         return True
 
@@ -314,22 +317,14 @@ class StudyHost:
         device = lent.device
         if self._board:
             device = _place(self._board).uri(device)
-        slo = [word for text in lent.slo for word in ("--slo", text)]
-        extra = [word for name, value in lent.options.items() for word in (f"--{name.replace('_', '-')}", value)]
-        prior = []
+        prior = ""
         if lent.prior:
             file = out.with_suffix(".prior.toml")
             file.write_text(lent.prior, encoding="utf-8")
-            prior = ["--as-prior", str(file)]
-        return [
-            *self._program,
-            "tune",
-            *("--device", device, "--workload", lent.workload, "--journal", str(journal), "--out", str(out)),
-            *slo,
-            *prior,
-            *extra,
-            *("--trials", str(lent.trials), "--force", "--yes", "--json"),
-        ]
+            prior = str(file)
+        asked = StudyRequest(lent.trials, lent.options)
+        words = tune_words(device, lent.workload, lent.slo, asked, prior=prior, journal=journal, out=out)
+        return [*self._program, *words]
 
     def _say(self, kind: str, words: str) -> None:
         """Tell what happened, once for as long as it is the same."""
@@ -391,19 +386,21 @@ def host_studies(
     return StudyHosts(boards, told, socket, once)
 
 
-def progress(journal: Path) -> tuple[int, float | None]:
-    """Return how many trials a journal holds, and the least energy of one that holds, in joules; None if none does."""
-    trials = 0
-    best_j: float | None = None
-    with contextlib.suppress(OSError), journal.open("rb") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                event = json.loads(line)
-                trials += event["event"] in ("completed", "failed")
-                if event["event"] == "completed" and not event["measurement"].get("censored"):
-                    energy_j = float(event["measurement"]["energy_j"])
-                    best_j = energy_j if best_j is None else min(best_j, energy_j)
-    return trials, best_j
+def progress(path: Path) -> tuple[int, float | None]:
+    """Return how many trials of a journal have ended, and the least energy of those that hold every limit, in joules.
+
+    Args:
+        path: Of the journal, which may not have begun.
+    """
+    try:
+        study = journals.read(path)
+    except BadFile:
+        return 0, None
+    ended = [trial for trial in study.trials if trial.state is not TrialState.RUNNING]
+    best = study.answered
+    if best is None or best.measurement is None:
+        return len(ended), None
+    return len(ended), best.measurement.energy_j
 
 
 def _as_there(out: Path, lent: _Lent) -> str:
@@ -426,10 +423,6 @@ def _place(board: str) -> Place:
     return Place.parse(parsed.name, parsed.options)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-")
-
-
 def _own_name() -> str:
     return platform.node()[:64] or "a host"
 
@@ -444,10 +437,3 @@ def _ended(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
-    if not lines:
-        return ""
-    return printable(lines[-1])[:300].removeprefix("polythrottle: ")

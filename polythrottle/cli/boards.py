@@ -373,7 +373,10 @@ def study_host(
         raise
     if hosts.failures:
         for board, error in hosts.failures.items():
-            complain(f"{board}: {error}", error.exit_code)
+            named = str(error)
+            if board not in named:
+                named = f"{board}: {named}"
+            complain(named, error.exit_code)
         raise typer.Exit(max(error.exit_code for error in hosts.failures.values()))
 
 

@@ -319,27 +319,12 @@ class Studies:
         return (self._journals / f"{name}.jsonl").exists()
 
     def _words(self, tuned: FollowedProfile, device: str, journal: Path, out: Path) -> list[str]:
-        slo = [word for text in tuned.slo for word in ("--slo", text)]
         if tuned.profile is not None and "as-prior" not in self.asked.options:
-            prior = ["--as-prior", tuned.name]
+            prior = tuned.name
         else:
-            prior = []
-        extra = [word for name, value in self.asked.options.items() for word in (f"--{name.replace('_', '-')}", value)]
-        where = ["--device", device, "--workload", tuned.workload, "--journal", str(journal), "--out", str(out)]
-        return [
-            *self._program,
-            "tune",
-            *where,
-            *slo,
-            *prior,
-            *extra,
-            "--trials",
-            str(self.asked.trials),
-            # Nobody is there to be asked, and the answer of this study is wanted, also where an older one was better.
-            "--force",
-            "--yes",
-            "--json",
-        ]
+            prior = ""
+        words = tune_words(device, tuned.workload, tuned.slo, self.asked, prior=prior, journal=journal, out=out)
+        return [*self._program, *words]
 
     def _begun(self, words: list[str], environment: Mapping[str, str], journal: Path, out: Path) -> _Child:
         for folder in (journal.parent, out.parent):
@@ -412,7 +397,7 @@ class Studies:
             return StudyOutcome(None, "the study has ended; no point that was tried is to be followed")
         if code < 0:
             return StudyOutcome(None, f"the study failed: it was ended by signal {-code}", failed=True)
-        return StudyOutcome(None, f"the study failed: {_last_line(child.errors) or f'exit code {code}'}", failed=True)
+        return StudyOutcome(None, f"the study failed: {last_line(child.errors) or f'exit code {code}'}", failed=True)
 
     def _show(self, state: str, words: str) -> None:
         if self.shown is not None:
@@ -441,6 +426,29 @@ class Studies:
         if child.process.poll() is not None:
             child.errors.close()
             self._stopping = None
+
+
+def tune_words(
+    device: str, workload: str, slo: Sequence[str], asked: StudyRequest, *, prior: str, journal: Path, out: Path
+) -> list[str]:
+    """Return the words of ``polythrottle`` that make a study a daemon wants.
+
+    Args:
+        device: What it opens.
+        workload: What is served.
+        slo: Its limits.
+        asked: How many trials, and further words.
+        prior: File or name of a profile whose point is tried first; "" for none.
+        journal: Where it is kept.
+        out: Where its profile goes.
+    """
+    words = ["tune", "--device", device, "--workload", workload, "--journal", str(journal), "--out", str(out)]
+    words += [word for text in slo for word in ("--slo", text)]
+    if prior:
+        words += ["--as-prior", prior]
+    words += [word for name, value in asked.options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    # Nobody is there to be asked, and the answer of this study is wanted, also where an older one was better.
+    return [*words, "--trials", str(asked.trials), "--force", "--yes", "--json"]
 
 
 def _better(child: _Child, shown: StudyShown, line: Any) -> StudyShown | None:
@@ -472,7 +480,7 @@ def _begun_with(journal: Path) -> str:
     return ""
 
 
-def _last_line(errors: IO[bytes]) -> str:
+def last_line(errors: IO[bytes]) -> str:
     """Return the last line a study has said, as people may read it."""
     with contextlib.suppress(OSError, ValueError):
         errors.seek(0, os.SEEK_END)

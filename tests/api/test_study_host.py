@@ -7,12 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polythrottle import tune
 from polythrottle.actuation.client.connection import TOKEN
 from polythrottle.api import study_host
 from polythrottle.api.study_host import HostNews, StudyHost, StudyHosts, progress
@@ -21,6 +22,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDeni
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage import journal
 
 PROFILE = Profile(
     "ssh://orin/jetson", "cmd:true", OperatingPoint({"gpu_freq_hz": 9e8}), Measurement(Latency(0.02), 0.2, 200.0, 40.0)
@@ -188,8 +190,8 @@ import pathlib, time
 mark = pathlib.Path({str(tmp_path / "begun")!r})
 if mark.exists():
     sys.exit(5)
-mark.touch()
 try:
+    mark.touch()
     time.sleep(60)
 except KeyboardInterrupt:
     pathlib.Path({str(tmp_path / "put back")!r}).touch()
@@ -265,18 +267,16 @@ def test_a_host_that_nobody_reads_leaves(state: Path, tmp_path: Path, monkeypatc
 
 
 def test_how_far_a_journal_is(tmp_path: Path) -> None:
-    """Trials that have ended, and the least energy of those that hold; what is no line does not count."""
+    """Trials that have ended, and the least energy of those that hold the limit, which is not the least of all."""
     path = tmp_path / "journal.jsonl"
     assert progress(path) == (0, None)
-    lines = [
-        {"event": "study"},
-        {"event": "completed", "measurement": {"energy_j": 3.0}},
-        {"event": "completed", "measurement": {"energy_j": 1.0, "censored": True}},
-        {"event": "completed", "measurement": {"energy_j": 2.0}},
-        {"event": "failed"},
-        {"event": "completed", "measurement": {}},
-        [],
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n{torn")
-    with suppress(KeyError):
-        assert progress(path) == (5, 2.0)
+    words = {"slo": "p99<=45ms", "method": "random", "trials": 8, "journal": path, "out": tmp_path / "p.toml"}
+    tune("sim:jetson-orin-nano", "resnet50", presets=False, **words)
+    study = journal.read(path)
+    energies_j = [trial.measurement.energy_j for trial in study.completed if trial.measurement is not None]
+    assert study.best is not None
+    assert study.best.measurement is not None
+    assert progress(path) == (len(study.trials), study.best.measurement.energy_j)
+    assert min(energies_j) < study.best.measurement.energy_j
+    path.write_text("{torn")
+    assert progress(path) == (0, None)
