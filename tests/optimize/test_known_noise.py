@@ -204,3 +204,63 @@ def test_a_window_that_cannot_tell_its_interval_is_no_surer_than_those_that_can(
     vague, precise, untold, recorded = doubts(rows, (TIME,))[:, 0]
     assert untold == vague > precise > 0
     assert recorded == 0
+
+
+def accepted(mean: float, variance: float, noise: float) -> tuple[float, float]:
+    """Return the chances that a point holds a limit at 0, and that one window makes it a possible answer."""
+    import torch
+
+    from polythrottle.optimize.acquisition_value import log_accepted, log_feasible
+    from polythrottle.optimize.quantities import Bound
+    from polythrottle.optimize.surrogate import QuantityPosterior
+
+    belief = QuantityPosterior(
+        torch.tensor([[mean]], dtype=torch.double),
+        torch.tensor([[variance]], dtype=torch.double),
+        torch.tensor([noise], dtype=torch.double),
+    )
+    (holds,), (shown,) = (f(belief, ("p99",), [Bound("p99", 0.0)]).exp().tolist() for f in (log_feasible, log_accepted))
+    return holds, shown
+
+
+def test_a_window_too_vague_to_tell_makes_no_point_the_answer() -> None:
+    """However likely its own figure is to fall below."""
+    holds, shown = accepted(mean=-0.01, variance=0.02**2, noise=0.06**2)
+    assert holds > 0.5
+    assert shown < 0.001
+
+
+def test_a_window_that_tells_makes_a_point_the_answer_as_often_as_it_holds() -> None:
+    """Nothing is lost where windows are precise."""
+    holds, shown = accepted(mean=-0.01, variance=0.05**2, noise=0.001**2)
+    assert shown == pytest.approx(holds, abs=0.02)
+
+
+@pytest.mark.parametrize(("mean", "shown"), [(-0.3, 1.0), (0.3, 0.0)])
+def test_a_point_that_is_plainly_on_one_side_is_accepted_or_not_whatever_windows_tell(
+    mean: float, shown: float
+) -> None:
+    """Vague windows take nothing from what is known already."""
+    assert accepted(mean, variance=1e-8, noise=0.06**2)[1] == pytest.approx(shown, abs=1e-6)
+
+
+def test_what_is_known_exactly_is_accepted_if_it_holds() -> None:
+    """Nor is anything divided by zero."""
+    assert accepted(-0.01, variance=1e-12, noise=0.0)[1] == pytest.approx(1.0)
+    assert accepted(0.01, variance=1e-12, noise=0.0)[1] == pytest.approx(0.0)
+
+
+def test_a_trial_is_worth_what_it_can_show_where_windows_differ_by_chance_alone() -> None:
+    """What is on record shows what it holds."""
+    from polythrottle.optimize.acquisition_value import acquisition_value
+
+    vague = [(1300, seen(0.010, 2.0, p99=0.2)), (900, seen(0.012, 1.5, p99=0.2)), (700, seen(0.014, 1.3, p99=0.2))]
+    told = study(*vague, slo="p99<=18ms")
+    recorded = study(*((mhz, replace(one, intervals={})) for mhz, one in vague), slo="p99<=18ms")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chance = acquisition_value(told, told.constraints, Options())
+        record = acquisition_value(recorded, recorded.constraints, Options())
+    assert (chance.accepted <= chance.feasible).all()
+    assert chance.accepted.min() < chance.feasible.min() - 1.0
+    assert (record.accepted == record.feasible).all()
