@@ -1,5 +1,6 @@
 """What all tests share: a state folder of their own, nothing left behind, and the measured tables where they are."""
 
+import gc
 import os
 import shutil
 import signal
@@ -130,6 +131,22 @@ def transient() -> Path:
     if not folder.is_dir():
         pytest.skip("the tables of transient machines (../shared/data/transient) are not beside this checkout")
     return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector pass over the thousands of tests and modules that stay to the end anyway.
+
+    It would go through all of them time and again, in each process: some seconds while tests are collected, and more
+    while they run.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
