@@ -17,6 +17,8 @@ SLOW := $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 WAITING := $(shell echo $$((2 * $$(nproc))))
 # And where some wait and some compute: half as many more.
 MIXED := $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
+# Where Python may keep no compiled modules, each of the thousands of short processes compiles all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 # More words for pytest, as in make test ARGS='-k jetson'.
 ARGS :=
 
