@@ -14,12 +14,15 @@ _GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type", "deque", "Popen
 
 def evaluated(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield what runs when a module runs: everything but annotations."""
-    yield tree
-    for name, value in ast.iter_fields(tree):
-        if name not in ("annotation", "returns"):
-            for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, ast.AST):
-                    yield from evaluated(each)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name, value in ast.iter_fields(node):
+            if name not in ("annotation", "returns"):
+                waiting += [
+                    each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)
+                ]
 
 
 def too_new(text: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -96,26 +97,59 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    """Return what a module is made of."""
-    try:
-        return ast.parse(path.read_text())
-    except SystemError:  # CPython 3.11 now and then miscounts its own recursion (gh-106905)
-        return ast.parse(path.read_text())
+@dataclass(frozen=True)
+class Contents:
+    """What a module is made of, as far as the rules below ask; its tree would take a hundred times the memory.
+
+    Args:
+        imports: The dotted names that it imports, lazily or for types only too.
+        classes: The names of its classes.
+        prints: Whether it calls print.
+        choices: How many conditional expressions it has.
+        nested_lines: The lines of those with another one within.
+        tuple_assignments: How many assignments it has of a tuple to a tuple.
+    """
+
+    imports: tuple[str, ...]
+    classes: tuple[str, ...]
+    prints: bool
+    choices: int
+    nested_lines: tuple[int, ...]
+    tuple_assignments: int
 
 
 @cache
-def imports(path: Path) -> tuple[str, ...]:
-    """Return the dotted names a module imports, lazily or for types only too."""
+def contents(path: Path) -> Contents:
+    """Return what a module is made of; each is parsed and gone through once, which takes most of the time here."""
+    nodes = [*ast.walk(parsed(path))]
     names: list[str] = []
-    for node in ast.walk(parsed(path)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return tuple(names)
+    choices = [node for node in nodes if isinstance(node, ast.IfExp)]
+    tuples = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)]
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return Contents(
+        imports=tuple(names),
+        classes=tuple(node.name for node in nodes if isinstance(node, ast.ClassDef)),
+        prints=any(isinstance(function, ast.Name) and function.id == "print" for function in calls),
+        choices=len(choices),
+        nested_lines=tuple(
+            node.lineno for node in choices if sum(isinstance(each, ast.IfExp) for each in ast.walk(node)) > 1
+        ),
+        tuple_assignments=sum(isinstance(node.value, ast.Tuple) for node in tuples),
+    )
+
+
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a module."""
+    try:
+        return ast.parse(path.read_text())
+    except SystemError:  # CPython 3.11 now and then miscounts its own recursion (gh-106905)
+        return ast.parse(path.read_text())
 
 
 @cache
@@ -127,7 +161,7 @@ def known_modules() -> frozenset[str]:
 def inner(path: Path) -> Iterator[str]:
     """Yield the modules of this package that a module imports, as dotted names below it."""
     known = known_modules()
-    for name in imports(path):
+    for name in contents(path).imports:
         below = name.removeprefix("polythrottle.") if name.startswith("polythrottle.") else None
         while below and below not in known:
             below = below.rpartition(".")[0]
@@ -179,21 +213,13 @@ def test_there_are_no_cycles() -> None:
 
 def test_heavy_packages_stay_where_they_are_used() -> None:
     """torch, matplotlib and their like are imported by the one adapter whose field they are."""
-    used = [(dotted(path), name) for path in modules() for name in imports(path) if top(name) in HEAVY]
+    used = [(dotted(path), name) for path in modules() for name in contents(path).imports if top(name) in HEAVY]
     assert [f"{here} imports {name}" for here, name in used if top(here) not in HEAVY[top(name)]] == []
-
-
-def prints(path: Path) -> bool:
-    """Return whether a module calls print."""
-    return any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-        for node in ast.walk(parsed(path))
-    )
 
 
 def test_only_the_command_line_prints() -> None:
     """Print is for cli alone."""
-    assert [dotted(path) for path in modules() if top(dotted(path)) != "cli" and prints(path)] == []
+    assert [dotted(path) for path in modules() if top(dotted(path)) != "cli" and contents(path).prints] == []
 
 
 def test_modules_stay_of_a_size_to_read() -> None:
@@ -205,9 +231,9 @@ def test_a_class_name_is_in_two_modules_at_most() -> None:
     """A name that three modules share says nothing of what it is; the lab's studies stand apart."""
     places: dict[str, set[str]] = {}
     for path in modules():
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef) and top(dotted(path)) != "lab":
-                places.setdefault(node.name, set()).add(dotted(path))
+        if top(dotted(path)) != "lab":
+            for name in contents(path).classes:
+                places.setdefault(name, set()).add(dotted(path))
     assert {name: sorted(where) for name, where in places.items() if len(where) > 2} == {}
 
 
@@ -217,24 +243,16 @@ TIDY = ("api", "board", "cluster", "domain", "inspect", "optimize", "report", "t
 
 def test_choices_within_choices_are_statements() -> None:
     """No conditional expression stands within another."""
-    choices = [(path, node) for path in modules() for node in ast.walk(parsed(path)) if isinstance(node, ast.IfExp)]
-    nested = [
-        f"{dotted(path)}:{node.lineno}"
-        for path, node in choices
-        if sum(isinstance(each, ast.IfExp) for each in ast.walk(node)) > 1
-    ]
-    assert nested == []
+    assert [f"{dotted(path)}:{line}" for path in modules() for line in contents(path).nested_lines] == []
 
 
 @pytest.mark.parametrize("package", TIDY)
 def test_long_choices_are_statements(package: str) -> None:
     """At most ten conditional expressions stand in 1,000 lines; tuples are not assigned to save lines."""
     paths = [path for path in modules() if f"{dotted(path)}.".startswith(f"{package}.")]
-    nodes = [node for path in paths for node in ast.walk(parsed(path))]
     lines = sum(path.read_text().count("\n") for path in paths)
-    assert sum(isinstance(node, ast.IfExp) for node in nodes) <= lines / 100
-    tuples = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)]
-    assert sum(isinstance(node.value, ast.Tuple) for node in tuples) <= lines / 1000
+    assert sum(contents(path).choices for path in paths) <= lines / 100
+    assert sum(contents(path).tuple_assignments for path in paths) <= lines / 1000
 
 
 def test_nothing_imports_torch_until_a_study_needs_it() -> None:
