@@ -8,40 +8,26 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
-from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, space_from
+from polythrottle.actuation.client.connection import TOKEN, LeaseHolder, Line, T, patiently, reading_from
+from polythrottle.actuation.wire import MOST_S, LeaseOver, space_from
 from polythrottle.domain.clock import Clock, SystemClock, Thread
 from polythrottle.domain.errors import DeviceError, PolythrottleError, note_left
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer, Sensor, usual_sensor
-from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_TRIES = 5
-T = TypeVar("T")
 
-
-def patiently(ask: Callable[[], T]) -> T:
-    """Return an answer, asked for again where the actuator says "later", a few times."""
-    for _ in range(_TRIES):
-        try:
-            return ask()
-        except Later as err:
-            time.sleep(min(err.after_s, MOST_S / 4))
-    return ask()
-
-
-class RemoteDevice:
+class RemoteDevice(LeaseHolder):
     """A device behind the actuator; satisfies the ports ``Device``, ``Inspectable`` and ``Offering``.
 
     It goes by the URI of the device itself, for the actuator is a way to it and no other device: a profile or a journal
@@ -73,9 +59,9 @@ class RemoteDevice:
         line: Line | None = None,
     ) -> None:
         if path or line is not None:
-            self._path = Path(path)
+            super().__init__(Path(path))
         else:
-            self._path = socket_path(ACTUATOR_SOCKET)
+            super().__init__(socket_path(ACTUATOR_SOCKET))
         self._device = device
         self._knobs = None if knobs is None else tuple(knobs)
         if line is None:
@@ -84,16 +70,14 @@ class RemoteDevice:
             self._line = line
         self._turn = threading.Lock()
         self._lent = token or os.environ.get(TOKEN, "")
-        self._token = ""
         self._lost: PolythrottleError | None = None
         self._process = 0
         self._setting = threading.Lock()
-        self._stands: set[str] = set()
         self._ended = threading.Event()
         self._beat: Thread | None = None
         self.left: tuple[str, ...] = ()
         self.clock: Clock = SystemClock()
-        self._told = self._ask("describe", device=device)
+        self._about = self._ask("describe", device=device)
 
     @classmethod
     def open(
@@ -123,60 +107,52 @@ class RemoteDevice:
             try:
                 return self._line.ask(verb, **fields)
             finally:
-                if not self._token:
+                if not self._held:
                     self._idle()
 
     def _idle(self) -> None:
         """Hang up where the device is not entered: who has not entered need not leave either."""
         self._line.close()
 
-    def _part(self, name: str, take: Callable[[Any], T]) -> T:
-        """Return a part of the device's description.
-
-        Raises:
-            DeviceError: If it is not there, or not what it should be.
-        """
-        try:
-            return take(self._told[name])
-        except (KeyError, TypeError, ValueError, AttributeError, PolythrottleError) as err:
-            raise DeviceError(f"the actuator at {self._path} is of another version: its {name} says {err}") from err
+    def _known(self, name: str, take: Callable[[Any], T]) -> T:
+        return self._part(self._about, name, take)
 
     @property
     def uri(self) -> str:
         """The URI of the device itself."""
-        return self._part("uri", str)
+        return self._known("uri", str)
 
     @property
     def title(self) -> str:
         """The name people know it by."""
-        return self._part("title", str)
+        return self._known("title", str)
 
     @property
     def identity(self) -> Mapping[str, str]:
         """What hardware and firmware it is."""
-        return self._part("identity", dict)
+        return self._known("identity", dict)
 
     @property
     def energy_kind(self) -> EnergyKind:
         """How its joules come about."""
-        return self._part("energy_kind", EnergyKind)
+        return self._known("energy_kind", EnergyKind)
 
     @property
     def boundary(self) -> str:
         """What its joules cover."""
-        return self._part("boundary", str)
+        return self._known("boundary", str)
 
     @property
     def averaging(self) -> Sensor:
         """What the device there says of its sensor; what is usual for its kind where it says nothing."""
-        if "sensor" not in self._told:
+        if "sensor" not in self._about:
             return usual_sensor(self.uri)
-        return self._part("sensor", lambda fields: Sensor(**fields))
+        return self._known("sensor", lambda fields: Sensor(**fields))
 
     @property
     def presets(self) -> Mapping[str, OperatingPoint]:
         """The vendor's named points."""
-        return self._part("presets", lambda found: {name: OperatingPoint(point) for name, point in found.items()})
+        return self._known("presets", lambda found: {name: OperatingPoint(point) for name, point in found.items()})
 
     def findings(self) -> tuple[Finding, ...]:
         """Return what works and what does not there, and by which way it is reached.
@@ -184,13 +160,13 @@ class RemoteDevice:
         Raises:
             DeviceError: If the actuator cannot be reached any more.
         """
-        self._told = self._ask("describe", device=self._device)
-        found = self._part("findings", lambda lines: tuple(Finding(**line) for line in lines))
+        self._about = self._ask("describe", device=self._device)
+        found = self._known("findings", lambda lines: tuple(Finding(**line) for line in lines))
         return (*found, Finding("actuator", True, f"reached over {self._path}, as the administrator permits"))
 
     def offers(self) -> tuple[Offer, ...]:
         """Return every knob that works there, with the levels this user may set."""
-        return self._part("knobs", lambda lines: tuple(map(_offer, lines)))
+        return self._offers()
 
     def altered(self) -> tuple[str, ...]:
         """Return the knobs that no longer hold what was applied last.
@@ -198,7 +174,7 @@ class RemoteDevice:
         Raises:
             DeviceError: If the device was not entered, is gone, or the lease is over.
         """
-        return tuple(self._under("verify")["knobs"])
+        return self._altered()
 
     @cached_property
     def space(self) -> SearchSpace:
@@ -220,13 +196,7 @@ class RemoteDevice:
             DeviceError: If the device was not entered or is gone, or the lease is over.
         """
         with self._setting:  # whoever leaves meanwhile waits, and puts it back
-            self._note_set(point)
-            self._under("apply", point=dict(point))
-
-    def _note_set(self, point: OperatingPoint) -> None:
-        """Note which knobs may not be as found from now on, should it never be known."""
-        usual = {offer.knob.name: offer.default for offer in self.offers()}
-        self._stands |= {name for name, level in point.items() if usual.get(name) != level}
+            self._set(point)
 
     def read(self) -> Reading:
         """Return energy so far, temperature and clocks, now.
@@ -247,46 +217,29 @@ class RemoteDevice:
         self._note_left(self._under("restore"))
 
     def _note_left(self, answer: Mapping[str, Any]) -> None:
-        self._stands.clear()
-        left = left_from(answer)
+        left = self._left(answer)
         owed = str(answer.get("owed", ""))
         self.left += left
         note_left(self.title, (each for each in left if each != owed))
         if owed:
             raise DeviceError(owed)
 
-    def _under(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """Ask for something under the lease.
-
-        Raises:
-            DeviceError: If there is none, or no longer.
-        """
-        return self._ask(verb, token=self._leased, **fields)
-
-    @property
-    def _leased(self) -> str:
-        """The token of the lease.
-
-        Raises:
-            DeviceError: If there is none, or no longer.
-        """
-        if not self._token:
+    def _check_held(self) -> None:
+        if not self._held:
             raise DeviceError(f"{self.title} must be entered (with device: …) before it is steered")
         if self._process != os.getpid():
             raise DeviceError(f"{self.title} is steered by process {self._process}, which has forked this one")
         if self._lost is not None:
             raise LeaseOver(f"the lease of {self.title} has been lost: {self._lost}")
-        return self._token
 
     def __enter__(self) -> Self:
         self._lost = None
         self._process = os.getpid()
-        self._stands.clear()
         if self._lent:
             self._ask("renew", token=self._lent, seconds=MOST_S)
-            self._token = self._lent
+            self._hold(self._lent)
         else:
-            self._token = self._ask("take", device=self._device, seconds=MOST_S, holder=self._holder)["token"]
+            self._take(self._device, MOST_S, self._holder)
         self._ended.clear()
         self._beat = Thread(target=self._keep, name="polythrottle-actuator", daemon=True)
         self._beat.start()
@@ -319,9 +272,11 @@ class RemoteDevice:
             self._beat = None
         with self._setting:
             token = self._token
+            held = self._held
             self._token = ""
+            self._held = False
         try:
-            if token:
+            if held:
                 self._give_back(token)
         finally:
             with self._turn:
@@ -341,13 +296,8 @@ class RemoteDevice:
             except LeaseOver:
                 continue  # then it has been put back already, or is told with what that has left
             except DeviceError as err:
-                if not self._stands:
+                if not self._changed:
                     raise
-                names = ", ".join(sorted(self._stands))
-                raise DeviceError(f"{err}; whether these were put back is not known here: {names}") from err
+                raise DeviceError(self._unknown(f"{err}; whether these were put back is not known here")) from err
             self._note_left(answer)
             return
-
-
-def _offer(line: Mapping[str, Any]) -> Offer:
-    return Offer(Knob(line["name"], tuple(line["levels"]), line["label"]), line["default"], line["searched"])

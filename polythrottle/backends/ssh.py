@@ -11,12 +11,12 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, TypeGuard
 
-from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.client.connection import Line, patiently
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later, error_from, error_line
-from polythrottle.backends.remote import RemoteDevice, patiently
+from polythrottle.backends.remote import RemoteDevice
 from polythrottle.board.carried import Carried, content_of, packages, sources, zipped
 from polythrottle.board.link import Link, Place
 from polythrottle.domain.clock import Thread
@@ -295,7 +295,7 @@ class SshDevice(RemoteDevice):
     @property
     def averaging(self) -> Sensor:
         """What the device there says of its sensor; what is usual for its kind where it says nothing."""
-        if "sensor" not in self._told:
+        if "sensor" not in self._about:
             return usual_sensor(self.there)
         return super().averaging
 
@@ -325,7 +325,7 @@ class SshDevice(RemoteDevice):
             DeviceError: If the device was not entered.
         """
         name = str(self._under("hand_over", holder=holder, seconds=seconds, confirmed_s=confirmed_s)["name"])
-        self._stands.clear()
+        self._changed.clear()
         return name
 
     @property
@@ -352,8 +352,9 @@ class SshDevice(RemoteDevice):
             DeviceError: If the device was not entered or is gone, or the lease is over.
         """
         if self.board.hosts:
+            self._check_held()
             self._note_set(point)
-            self.board.waiting = {"token": self._leased, "point": dict(point)}
+            self.board.waiting = {"token": self._token, "point": dict(point)}
         else:
             super().apply(point)
 

@@ -159,7 +159,7 @@ def test_too_many_writes_are_waited_out(board: Bench, monkeypatch: pytest.Monkey
         waits.append(seconds)
         board.time.now_s += seconds
 
-    monkeypatch.setattr(remote.time, "sleep", sleep)
+    monkeypatch.setattr("time.sleep", sleep)
     with device(board) as there:
         for _ in range(30):
             there.apply(OperatingPoint({}))
@@ -313,7 +313,7 @@ def test_a_device_that_is_gone_is_said(board: Bench) -> None:
 def test_an_answer_of_another_version_is_no_traceback(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lacks something says what."""
     there = device(board)
-    there._told = {"presets": 7, "energy_kind": "odd", "knobs": [{}]}
+    there._about = {"presets": 7, "energy_kind": "odd", "knobs": [{}]}
     for name in ("uri", "title", "presets", "energy_kind", "identity"):
         with pytest.raises(DeviceError, match=f"of another version: its {name}"):
             getattr(there, name)

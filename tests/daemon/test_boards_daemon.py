@@ -233,7 +233,7 @@ def test_a_token_that_others_could_have_written_is_not_used(tmp_path: Path) -> N
     file = tmp_path / "lease.token"
     file.write_text("secret")
     file.chmod(0o644)
-    assert ActuatorBoard(tmp_path / "none.sock", None, file, VirtualClock())._token is None
+    assert ActuatorBoard(tmp_path / "none.sock", None, file, VirtualClock())._token == ""
 
 
 @pytest.mark.slow

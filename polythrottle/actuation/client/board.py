@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import sleep
-from typing import Protocol
+from typing import Any, Protocol
 
-from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
-from polythrottle.actuation.wire import Later, LeaseOver
+from polythrottle.actuation.client.connection import TOKEN, LeaseHolder, Line, patiently, reading_from
+from polythrottle.actuation.wire import LeaseOver
 from polythrottle.domain.clock import Clock, VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, StorageError
 from polythrottle.domain.measurement import EnergyKind, Reading
@@ -83,7 +82,7 @@ class Board(Protocol):
         """Put everything back and give the right to set it up; return what may not be as found, in words."""
 
 
-class ActuatorBoard:
+class ActuatorBoard(LeaseHolder):
     """A board that the actuator sets for the daemon, under a lease; satisfies the port ``Board``.
 
     The lease's token is kept in a file of its own, so that a daemon that was started again in time goes on with what
@@ -107,26 +106,22 @@ class ActuatorBoard:
         lease_s: float = LEASE_S,
         holder: str = _HOLDER,
     ) -> None:
+        super().__init__(socket, _kept(token_file))
         self._line = Line(socket, _PATIENCE_S)
-        self._socket = socket
         self._asked = device
         self._token_file = token_file
         self._clock = clock
-        self._token = _kept(token_file)
-        self._held = False
         self._lease_s = lease_s
         self._holder = holder
         self._renewed_s = 0.0
-        self._about: Mapping[str, object] = {}
-        self._left: tuple[str, ...] = ()
-        self._stands: set[str] = set()
+        self._left_changed: tuple[str, ...] = ()
         self.anew = 0
         """How often the device's counter of energy began anew while the actuator held it."""
 
     @property
     def uri(self) -> str:
         """The device's URI; the actuator's socket until that is known."""
-        return str(self._about.get("uri", self._asked or f"actuator:{self._socket}"))
+        return str(self._about.get("uri", self._asked or f"actuator:{self._path}"))
 
     @property
     def title(self) -> str:
@@ -163,7 +158,7 @@ class ActuatorBoard:
             return
         if self._held:
             try:
-                self._line.ask("renew", token=self._token, seconds=self._lease_s)
+                self._ask("renew", token=self._token, seconds=self._lease_s)
             except LeaseOver:
                 self._keep_left()
                 raise
@@ -178,14 +173,10 @@ class ActuatorBoard:
             KnobRejected: If the device has no such level, refuses it or does not keep it.
             DeviceError: If the lease is over, the actuator cannot be reached, or the device cannot be steered.
         """
-        self._needed()
-        self._stands |= set(point)
+        self._check_held()
         try:
-            try:
-                self._line.ask("apply", token=self._token, point=dict(point))
-            except Later as later:
-                sleep(min(_LATER_S, later.after_s))
-                self._line.ask("apply", token=self._token, point=dict(point))
+            # Once more and soon, for the loop that asks has its ticks to keep.
+            patiently(lambda: self._set(point), tries=1, most_s=_LATER_S)
         except LeaseOver:
             self._keep_left()
             raise
@@ -198,7 +189,7 @@ class ActuatorBoard:
         Raises:
             DeviceError: If they cannot be read.
         """
-        reading, self.anew = reading_from(self._line.ask("read", device=self._described()))
+        reading, self.anew = reading_from(self._ask("read", device=self._described()))
         return reading
 
     def verify(self) -> tuple[str, ...]:
@@ -207,8 +198,7 @@ class ActuatorBoard:
         Raises:
             DeviceError: If that cannot be told.
         """
-        self._needed()
-        return tuple(map(str, self._line.ask("verify", token=self._token)["knobs"]))
+        return self._altered()
 
     def restore(self) -> None:
         """Put everything back to how it was found, and keep the lease.
@@ -217,8 +207,7 @@ class ActuatorBoard:
             DeviceError: If the actuator cannot be reached; it restores the board when the lease is over.
         """
         if self._held:
-            self._line.ask("restore", token=self._token)
-            self._stands.clear()
+            self._left(self._under("restore"))
 
     def release(self) -> tuple[str, ...]:
         """Put everything back and give the lease up; where that was done before, say again what came of it.
@@ -231,10 +220,10 @@ class ActuatorBoard:
         """
         try:
             if self._held:
-                self._left = self._given_up()
-            return self._left
+                self._left_changed = self._given_up()
+            return self._left_changed
         finally:
-            self._token = None
+            self._token = ""
             with suppress(OSError):
                 self._token_file.unlink(missing_ok=True)
             self._line.close()
@@ -245,10 +234,9 @@ class ActuatorBoard:
         Raises:
             DeviceError: If that cannot be.
         """
-        self._needed()
-        found = self._line.ask("lend", token=self._token, seconds=_LOAN_S, holder="a study")
+        token = self._part(self._under("lend", seconds=_LOAN_S, holder="a study"), "token", str)
         # From the root on: who opens it may be in another folder, as over SSH.
-        return f"actuator:{self._socket.absolute()}?device={self._described()}", {TOKEN: str(found["token"])}
+        return f"actuator:{self._path.absolute()}?device={self._described()}", {TOKEN: token}
 
     def take_back(self) -> None:
         """End the loan at once; the board is as found then.
@@ -257,16 +245,14 @@ class ActuatorBoard:
             DeviceError: If the actuator cannot be reached; the loan ends with the lease.
         """
         if self._held:
-            self._line.ask("take_back", token=self._token)
+            self._under("take_back")
+
+    def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        return self._line.ask(verb, **fields)
 
     def _taken(self) -> None:
-        device = self._described(fresh=True)
-        known = {} if self._token is None else {"token": self._token}
-        found = self._line.ask("take", device=device, seconds=self._lease_s, holder=self._holder, **known)
-        self._token = str(found["token"])
-        self._held = True
-        self._left = ()
-        self._stands.clear()
+        self._take(self._described(fresh=True), self._lease_s, self._holder)
+        self._left_changed = ()
         _keep(self._token_file, self._token)
 
     def _given_up(self) -> tuple[str, ...]:
@@ -276,30 +262,30 @@ class ActuatorBoard:
             DeviceError: If the actuator cannot be reached; the board's knobs are then said to be as nobody knows.
         """
         self._held = False
-        self._left = (f"{_UNTOLD}: {', '.join(sorted(self._stands))}" if self._stands else _UNTOLD,)
+        self._left_changed = (self._unknown(_UNTOLD),)
         with suppress(LeaseOver):
-            return left_from(self._line.ask("release", token=self._token))
+            return self._left(self._ask("release", token=self._token))
         return ()
 
     def _keep_left(self) -> None:
         """Keep what a lease has left that has ended by itself, for whoever asks at the end."""
         with suppress(DeviceError):
-            self._left = self._given_up()
+            self._left_changed = self._given_up()
 
     def _described(self, fresh: bool = False) -> str:
         """Return the device's URI as the actuator has it, and what it is."""
         if fresh or not self._about:
-            self._about = self._line.ask("describe", device=self._asked or self._only())
-        return str(self._about["uri"])
+            self._about = self._ask("describe", device=self._asked or self._only())
+        return self._part(self._about, "uri", str)
 
     def _only(self) -> str:
-        found = [str(each["uri"]) for each in self._line.ask("devices")["devices"]]
+        found = [str(each["uri"]) for each in self._ask("devices")["devices"]]
         if len(found) != 1:
             known = ", ".join(found) or "none"
             raise DeviceError(f"say which device, with --device or the key device: the actuator serves {known}")
         return found[0]
 
-    def _needed(self) -> None:
+    def _check_held(self) -> None:
         if not self._held:
             raise DeviceError("the right to set the board is not there")
 
@@ -455,13 +441,13 @@ class SeparateLender:
         """Do nothing: nothing was lent."""
 
 
-def _kept(file: Path) -> str | None:
-    """Return the token in a file that only this user could have written; None if there is none."""
+def _kept(file: Path) -> str:
+    """Return the token in a file that only this user could have written; "" if there is none."""
     with suppress(OSError, ValueError):
         about = file.lstat()
         if about.st_uid == os.geteuid() and not about.st_mode & 0o077:
-            return file.read_text(encoding="ascii").strip() or None
-    return None
+            return file.read_text(encoding="ascii").strip()
+    return ""
 
 
 def _keep(file: Path, token: str) -> None:

@@ -1,4 +1,4 @@
-"""The one client of the actuator, which studies (`RemoteDevice`) and the daemon (`ActuatorBoard`) ask through."""
+"""The one client of the actuator, which studies (`RemoteDevice`) and the daemon (`ActuatorBoard`) are made of."""
 
 from __future__ import annotations
 
@@ -8,19 +8,32 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from polythrottle.actuation.wire import MOST_ANSWER, MOST_REQUEST, VERSION, error_from
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
+from polythrottle.actuation.wire import MOST_ANSWER, MOST_REQUEST, MOST_S, VERSION, Later, error_from
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError
 from polythrottle.domain.measurement import Reading
+from polythrottle.domain.ports import Offer
+from polythrottle.domain.space import Knob, OperatingPoint
 from polythrottle.storage.json_lines import Channel, encode
 
 TOKEN = "POLYTHROTTLE_TOKEN"
 """The environment variable with the token of a loan, which a process that starts a study gives it."""
 
+T = TypeVar("T")
 _PATIENCE_S = 60.0
 _AT_THE_DOOR_S = 2.0  # how long to wait where the actuator has not even taken in those who came before
 _IDLE_S = 60.0  # a line not used for this long may have been dropped by the actuator
+
+
+def patiently(ask: Callable[[], T], tries: int = 5, most_s: float = MOST_S / 4) -> T:
+    """Return an answer, asked for again so many times where the actuator says "later", and after at most so long."""
+    for _ in range(tries):
+        try:
+            return ask()
+        except Later as err:
+            time.sleep(min(err.after_s, most_s))
+    return ask()
 
 
 def reading_from(answer: Mapping[str, Any]) -> tuple[Reading, int]:
@@ -41,11 +54,6 @@ def reading_from(answer: Mapping[str, Any]) -> tuple[Reading, int]:
         return Reading(**fields), began_anew
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         raise DeviceError(f"the actuator's reading makes no sense, as from one of another version: {err}") from err
-
-
-def left_from(answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what an answer to ``restore`` or ``release`` says is not as it was found."""
-    return tuple(map(str, answer.get("left", ())))
 
 
 class Line:
@@ -181,6 +189,88 @@ class Line:
             self._channel.close()
             self._channel = None
         self._sending = self._owed = False
+
+
+class LeaseHolder:
+    """A client that sets one device under a lease: what is known of the device, and what is asked under the token.
+
+    Args:
+        path: Of the actuator's socket, for people.
+        token: Of a lease that was held before, which goes on if it still runs; "" for none.
+    """
+
+    def __init__(self, path: Path, token: str = "") -> None:
+        self._path = path
+        self._token = token
+        self._held = False
+        self._about: Mapping[str, Any] = {}  # the answer to describe; empty until it is asked for
+        self._changed: set[str] = set()  # knobs that may not be as found, for as long as nobody here knows better
+
+    def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Return the answer to a request."""
+        raise NotImplementedError
+
+    def _check_held(self) -> None:
+        """Look whether the lease is held, as far as is known here; a DeviceError if not."""
+        raise NotImplementedError
+
+    def _part(self, answer: Mapping[str, Any], name: str, take: Callable[[Any], T]) -> T:
+        """Return a part of an answer.
+
+        Raises:
+            DeviceError: If it is not there, or not what it should be.
+        """
+        try:
+            return take(answer[name])
+        except (KeyError, TypeError, ValueError, AttributeError, PolythrottleError) as err:
+            raise DeviceError(f"the actuator at {self._path} is of another version: its {name} says {err}") from err
+
+    def _under(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Return the answer to a request under the lease; a DeviceError if there is none, or no longer."""
+        self._check_held()
+        return self._ask(verb, token=self._token, **fields)
+
+    def _take(self, device: str, seconds: float, holder: str) -> None:
+        known = {}
+        if self._token:
+            known["token"] = self._token
+        answer = self._ask("take", device=device, seconds=seconds, holder=holder, **known)
+        self._hold(self._part(answer, "token", str))
+
+    def _hold(self, token: str) -> None:
+        self._token = token
+        self._held = True
+        self._changed.clear()
+
+    def _offers(self) -> tuple[Offer, ...]:
+        return self._part(self._about, "knobs", lambda lines: tuple(map(_offer, lines)))
+
+    def _note_set(self, point: OperatingPoint) -> None:
+        """Note which knobs may not be as found from now on, should it never be known."""
+        usual = {offer.knob.name: offer.default for offer in self._offers()}
+        self._changed |= {name for name, level in point.items() if usual.get(name) != level}
+
+    def _set(self, point: OperatingPoint) -> None:
+        self._note_set(point)
+        self._under("apply", point=dict(point))
+
+    def _altered(self) -> tuple[str, ...]:
+        return self._part(self._under("verify"), "knobs", lambda names: tuple(map(str, names)))
+
+    def _left(self, answer: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return what an answer to ``restore`` or ``release`` says is not as it was found: now that is known."""
+        self._changed.clear()
+        return tuple(map(str, answer.get("left", ())))
+
+    def _unknown(self, words: str) -> str:
+        """Return words about what may not have been put back, with the knobs that were set."""
+        if self._changed:
+            return f"{words}: {', '.join(sorted(self._changed))}"
+        return words
+
+
+def _offer(line: Mapping[str, Any]) -> Offer:
+    return Offer(Knob(line["name"], tuple(line["levels"]), line["label"]), line["default"], line["searched"])
 
 
 def _unreachable(path: Path, err: OSError) -> DeviceError:
