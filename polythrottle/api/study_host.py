@@ -24,7 +24,7 @@ from polythrottle.backends import DeviceURI
 from polythrottle.board.link import Place
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.daemon.client import Client
-from polythrottle.daemon.study_process import StudyRequest, last_line, tune_words
+from polythrottle.daemon.study_process import StudyRequest, last_words, tune_words
 from polythrottle.daemon.web.messages import TUNE_OPTIONS
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import (
@@ -287,7 +287,7 @@ class StudyHost:
             if broken_off:
                 client.host_study(_own_name(), claim, leaves=True)
                 return False
-            words = printable(last_line(errors))
+            words = last_words(errors)
         self._give_back(client, claim, lent, out, process.returncode, words)
         return True
 

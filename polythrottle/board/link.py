@@ -25,7 +25,7 @@ from polythrottle.actuation.wire import error_from
 from polythrottle.board.carried import Carried
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
-from polythrottle.storage.untrusted import printable
+from polythrottle.storage.untrusted import last_line, printable
 
 SSH = "POLYTHROTTLE_SSH"
 """The environment variable that names another command than ``ssh``, such as ``ssh -F FILE``."""
@@ -497,7 +497,7 @@ def forwarded_socket(place: Place, name: str, path: str = "") -> Iterator[Path]:
                     if process.poll() is not None or time.monotonic() > ends_s:
                         process.kill()
                         said = process.stderr.read() if process.stderr is not None else b""
-                        raise DeviceError(f"{place.where} forwards no socket: {_last_line(said) or 'ssh says nothing'}")
+                        raise DeviceError(f"{place.where} forwards no socket: {last_line(said) or 'ssh says nothing'}")
                     time.sleep(_BOUND_S)
                 yield here
             finally:
@@ -517,7 +517,7 @@ def _listening(place: Place, name: str, path: str) -> str:
         raise DeviceError(f"cannot start {command[0]!r}, which leads to {place.where}; ${SSH} names it") from err
     _, told, answer = done.stdout.decode(errors="replace").partition(f"{mark} ")
     if not told:
-        said = _last_line(done.stderr)
+        said = last_line(done.stderr)
         if done.returncode == _NO_WAY:
             raise _no_way(place, said)
         raise DeviceError(f"{place.where} cannot be asked: {said or f'code {done.returncode}'}")
@@ -525,8 +525,3 @@ def _listening(place: Place, name: str, path: str) -> str:
     if state != "here":
         raise DeviceError(f"no daemon listens on {place.where}, at {rest}")
     return rest
-
-
-def _last_line(said: bytes) -> str:
-    lines = map(printable, reversed(said.decode(errors="replace").splitlines()))
-    return next((line.strip()[:_LONGEST] for line in lines if line.strip()), "")

@@ -44,7 +44,7 @@ from polythrottle.domain.errors import (
 )
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.paths import state_dir
-from polythrottle.storage.untrusted import check_plain, printable
+from polythrottle.storage.untrusted import check_plain, last_line
 
 _STAYING = {
     "actuation/**": "*",
@@ -177,7 +177,7 @@ def _fetch(requirements: Path, folder: Path) -> None:
         if done.returncode == 0:
             return
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-        why = printable(_last("\n".join(lines) or done.stderr))
+        why = last_line("\n".join(lines) or done.stderr) or "it said nothing"
     elsewhere = shlex.join(_download(requirements, Path("wheels")))
     raise DeviceError(f"a board's packages cannot be fetched: {why}; elsewhere: {elsewhere}; then add --wheels wheels")
 
@@ -506,12 +506,7 @@ def _ran(*words: str) -> str:
         return f"{words[0]}: {err.strerror}"
     if done.returncode == 0:
         return ""
-    return _last(done.stderr)
-
-
-def _last(text: str) -> str:
-    """Return the last line of what a program said."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return last_line(done.stderr) or "it said nothing"
 
 
 def _started(board: BoardRoot) -> tuple[dict[str, str], list[str]]:

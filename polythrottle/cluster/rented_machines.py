@@ -42,6 +42,7 @@ from polythrottle.cluster.plan.options import Option
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.fleet.transient_machine import Market, Order, Rented, Stage
+from polythrottle.storage.untrusted import last_line
 
 MARGIN_S = 15.0
 SOURCES = ("file:PATH", "signal:USR1", "slurm", "ray", *CLOUDS)
@@ -522,5 +523,5 @@ def _slurm(words: Sequence[str], text: str | None = None, forgotten: str | None 
         return done.stdout.strip()
     if forgotten is not None and _GONE.search(done.stderr):
         return forgotten
-    said = (done.stderr.strip() or done.stdout.strip() or f"it ended with {done.returncode}").splitlines()[-1]
+    said = last_line(done.stderr) or last_line(done.stdout) or f"it ended with {done.returncode}"
     raise DeviceError(f"Slurm refused {words[0]}: {said}")

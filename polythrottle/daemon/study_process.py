@@ -30,6 +30,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 from polythrottle.domain.measurement import Window
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Level
+from polythrottle.storage.untrusted import last_line
 
 _TRIALS = 30
 _NICE = 10
@@ -397,7 +398,7 @@ class Studies:
             return StudyOutcome(None, "the study has ended; no point that was tried is to be followed")
         if code < 0:
             return StudyOutcome(None, f"the study failed: it was ended by signal {-code}", failed=True)
-        return StudyOutcome(None, f"the study failed: {last_line(child.errors) or f'exit code {code}'}", failed=True)
+        return StudyOutcome(None, f"the study failed: {last_words(child.errors) or f'exit code {code}'}", failed=True)
 
     def _show(self, state: str, words: str) -> None:
         if self.shown is not None:
@@ -480,13 +481,10 @@ def _begun_with(journal: Path) -> str:
     return ""
 
 
-def last_line(errors: IO[bytes]) -> str:
-    """Return the last line a study has said, as people may read it."""
+def last_words(errors: IO[bytes]) -> str:
+    """Return the last line a study has said, as people may read it; empty if that cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         errors.seek(0, os.SEEK_END)
         errors.seek(max(0, errors.tell() - 4096))
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-        if lines:
-            return removeprefix(lines[-1][:300], "polythrottle: ")
-        return ""
+        return removeprefix(last_line(errors.read()), "polythrottle: ")
     return ""

@@ -32,6 +32,14 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in text)
 
 
+def last_line(output: bytes | str, most: int = 300) -> str:
+    """Return the last line with words in it of what a program has printed, as it may be shown; "" if there is none."""
+    if isinstance(output, bytes):
+        output = output.decode(errors="replace")
+    lines = (printable(line).strip() for line in reversed(output.splitlines()))
+    return next((line[:most] for line in lines if line), "")
+
+
 def shortened(value: object) -> str:
     """Return a value as it is echoed to whoever has written it: its beginning, however long it is."""
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import Controls, Start, SysFiles, factory, is_named, present_start, text_of
 from polythrottle.domain.errors import DeviceError, KnobRejected, PermissionDenied
+from polythrottle.storage.untrusted import last_line
 
 # A Jetson's power mode as a control: read from where nvpmodel notes it, switched by nvpmodel itself.
 #
@@ -96,7 +97,6 @@ class Nvpmodel:
             raise PermissionDenied("nvpmodel switches the power mode for root alone; run as root")
         before = self._noted(key)
         status, said = self._run((PROGRAM, "-m", text))
-        last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
         if "reboot" in said.lower():
             raise KnobRejected(f"power mode {text} takes a reboot, so it was not switched to")
         if "ignoring request" in said.lower():
@@ -104,7 +104,7 @@ class Nvpmodel:
                 self._run((PROGRAM, "-m", before))  # it noted what it did not do: have it note what holds
             raise KnobRejected(f"nvpmodel switches nothing in a container or chroot: {_line(said, 'ignoring request')}")
         if status != 0 and self._noted(key) != text:
-            raise KnobRejected(f"nvpmodel -m {text}: {last[0]}")
+            raise KnobRejected(f"nvpmodel -m {text}: {last_line(said) or f'exit status {status}'}")
 
 
 def started_in(root: Path) -> str | None:

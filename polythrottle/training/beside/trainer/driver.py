@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from polythrottle.actuation.wire import error_from
 from polythrottle.domain.errors import InvalidInput, StorageError, TrialError
 from polythrottle.storage.json_lines import Channel
+from polythrottle.storage.untrusted import last_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -518,12 +519,11 @@ def _ending(code: int) -> str:
 def _words(log: Path, start: int) -> str:
     """Return the last line of a log after its first bytes, for people."""
     try:
-        lines = log.read_bytes()[start:].decode(errors="replace").split("\n")
+        last = last_line(log.read_bytes()[start:], _LAST_WORDS)
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     if last:
-        return f"; its last words: {last[:_LAST_WORDS]}"
+        return f"; its last words: {last}"
     return ""
 
 
