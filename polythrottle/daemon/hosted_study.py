@@ -151,8 +151,7 @@ class HostedStudies(Studies):
         key = key or secrets.token_hex(4)
         self._due = _Due(reason, self.asked.trials, dict(self.asked.options), at_once, key)
         self._record.keep(_DUE, asdict(self._due))
-        self._waits_since_s = self._clock.now()
-        self._reminded = False
+        self._remind_later()
         name = self._name()
         self.shown = StudyShown(name, "waiting", 0, self.asked.trials, words=f"{reason}; {self.no_host()}")
         return name
@@ -239,12 +238,9 @@ class HostedStudies(Studies):
 
     def stop(self, reason: str) -> None:
         """Take the board back at once; the host learns it by its next word, and its claim is over."""
-        if self._loan is None:
-            return
-        self._take_back()
-        self._loan = None
-        self._claim = None
-        self._show("stopped", reason)
+        if self.runs:
+            self._end_claim()
+            self._show("stopped", reason)
 
     def dropped(self, name: str) -> str:
         """Have the study of this name, or any if it is empty, be due no more; say so if it waited for a host."""
@@ -306,9 +302,7 @@ class HostedStudies(Studies):
         profile: Path | None = None
         if said.profile:
             profile = self._kept_profile(loan.name, said.profile)
-        self._take_back()
-        self._loan = None
-        self._claim = None
+        self._end_claim()
         if said.failed:
             self._outcome = StudyOutcome(None, f"the study failed at its host: {words}", failed=True)
             self._show("failed", self._outcome.words)
@@ -363,14 +357,21 @@ class HostedStudies(Studies):
 
     def _without_host(self, words: str) -> StudyOutcome | None:
         """End the claim, and the loan if the board is lent; return how that ends the study for now."""
-        self._claim = None
+        lent = self._end_claim()
         self._show("waiting", words)
         self._remind_later()
+        if lent:
+            return StudyOutcome(None, words, failed=True)
+        return None
+
+    def _end_claim(self) -> bool:
+        """End the host's claim, and take the board back if it is lent; return whether it was."""
+        self._claim = None
         if self._loan is None:
-            return None
+            return False
         self._take_back()
         self._loan = None
-        return StudyOutcome(None, words, failed=True)
+        return True
 
     def _remind_later(self) -> None:
         self._waits_since_s = self._clock.now()
