@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from polythrottle.api.boards import TogetherOptions, method_of, resume_together, several_in, tune_together
 from polythrottle.api.experiments import (
@@ -27,7 +27,6 @@ from polythrottle.domain.ports import Device, Meter, Optimizer, Workload
 from polythrottle.domain.problem import Objective, Problem
 from polythrottle.domain.space import Level
 from polythrottle.domain.study import Study
-from polythrottle.domain.units import span_s
 from polythrottle.optimize import PACKAGES
 from polythrottle.storage.boards_journal import BoardsJournal, journal_kind
 from polythrottle.storage.journal import Journal
@@ -36,7 +35,7 @@ from polythrottle.tuning.objects import Served, checked_optimizer, type_name
 from polythrottle.tuning.plan import StudyPlan, check_importable
 from polythrottle.tuning.remarks import beforehand, meanwhile, narrowed, unsteered
 from polythrottle.tuning.setup import Setup, problem_of
-from polythrottle.tuning.stopping import Budget, Rule
+from polythrottle.tuning.stopping import Budget
 from polythrottle.tuning.study_store import PriorStudies, check_same_problem, open_study, recalled
 from polythrottle.tuning.tuner import check_errors
 
@@ -127,27 +126,27 @@ def tune(
     Raises:
         PolythrottleError: Any of its kinds, each with one line that says what to do (`polythrottle.domain.errors`).
     """
+    _check_kinds(trials=trials, minutes=minutes, joules=joules, horizon=horizon)
+    _check_kinds(risk=risk, error_budget=error_budget, objective=objective, window=window)
     name, optimizer = _method(method)
     setup = Setup.of(device, workload, meter, setup).searching
     plan = StudyPlan(
         setup=setup,
-        budget=_budget(trials, minutes, joules),
-        rule=_rule(horizon, early_stop),
         presets=presets,
         out=_checked_out(out, journal),
-        risk=_of_kind("risk", risk),
+        risk=risk,
         history=_asked(history),
         priors=_points_of(priors),
         objects=(*setup.objects.fleeting, *["method"] * (optimizer is not None)),
         errors=_error_budget(error_budget),
-    )
+    ).changed(trials=trials, minutes=minutes, joules=joules, horizon=horizon, early_stop=early_stop)
     options = TuneOptions(
         plan=plan,
         method=name,
         optimizer=optimizer,
         slo=slo_texts(slo),
-        objective=Objective.parse(_of_kind("objective", objective)),
-        window=_of_kind("window", window),
+        objective=Objective.parse(objective),
+        window=window,
         seed=seed,
         journal=_absolute(journal),
         fresh=fresh,
@@ -236,10 +235,9 @@ def _method(method: str | Optimizer) -> tuple[str, Optimizer | None]:
     return type_name(method), checked_optimizer(method)
 
 
-_Given = TypeVar("_Given")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     # The numbers' own classes, under which those of NumPy are registered as well.
-    "trials": ((Integral,), "a whole number"),
+    "trials": ((Integral, NoneType), "a whole number"),
     "minutes": ((Real, NoneType), "a number of minutes"),
     "joules": ((Real, NoneType), "a number of joules"),
     "risk": ((Real, NoneType), "a number between 0 and 1"),
@@ -251,35 +249,19 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 """The kinds of what Python passes as it is and the command line has parsed, and what to write instead."""
 
 
-def _of_kind(name: str, value: _Given) -> _Given:
-    """Return an argument of `tune` as it is.
+def _check_kinds(**arguments: object) -> None:
+    """Check what kinds arguments of `tune` and `resume` are of.
 
     Raises:
-        InvalidInput: If it is of another kind than its name stands for.
+        InvalidInput: If one is of another kind than its name stands for.
     """
-    types, words = _KINDS[name]
-    if not isinstance(value, types):
-        raise InvalidInput(f"{name} is {words}, not {value!r}")
-    return value
-
-
-def _budget(trials: int, minutes: float | None, joules: float | None) -> Budget:
-    minutes = _of_kind("minutes", minutes)
-    duration_s = None
-    if minutes is not None:
-        duration_s = 60 * minutes
-    return Budget(_of_kind("trials", trials), duration_s, _of_kind("joules", joules))
-
-
-def _rule(horizon: str | None, early_stop: bool) -> Rule:
-    horizon = _of_kind("horizon", horizon)
-    if horizon is None:
-        return Rule(early=early_stop)
-    return Rule(span_s(horizon), early_stop)
+    for name, value in arguments.items():
+        types, words = _KINDS[name]
+        if not isinstance(value, types):
+            raise InvalidInput(f"{name} is {words}, not {value!r}")
 
 
 def _error_budget(text: str | None) -> ErrorBudget | None:
-    text = _of_kind("error_budget", text)
     if text is None:
         return None
     return ErrorBudget.parse(text)
@@ -334,6 +316,7 @@ def resume(
         InvalidInput: If it names a device or a place for the profile that the user has to name.
         PolythrottleError: As `tune`.
     """
+    _check_kinds(trials=trials, minutes=minutes, joules=joules, horizon=horizon)
     journal = Path(journal)
     out = _checked_out(out, journal)
     with journal_kind(journal).reopen(journal.absolute()) as kept:

@@ -282,3 +282,9 @@ def test_a_value_of_another_kind_is_refused_before_anything_runs(given: dict[str
     """One line that names the argument, as on the command line."""
     with pytest.raises(InvalidInput, match=told):
         polythrottle.tune("sim:jetson-nano", "mobilenetv2", progress=False, **given)
+
+
+def test_a_bound_of_another_kind_is_refused_on_resuming_too() -> None:
+    """In the same words, before the journal is looked at."""
+    with pytest.raises(InvalidInput, match="minutes is a number of minutes"):
+        polythrottle.resume("none.jsonl", minutes="3")  # type: ignore[arg-type]
