@@ -507,6 +507,34 @@ class Actuator:
         }
 
 
+class ActuatedDevice:
+    """What every device has that writes through an actuator; its own one is `_actuator`."""
+
+    _actuator: Actuator
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What was left changed on restoring because someone else had set it since."""
+        return self._actuator.differences
+
+    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
+        """Leave the settings in place under a guard that restores them unless they are confirmed.
+
+        Args:
+            holder: What holds the device from now on, such as the profile's name.
+            seconds: When to restore; None is at the next restore or reboot, without a guard.
+            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
+
+        Returns:
+            The name under which the device stands on record.
+
+        Raises:
+            DeviceError: If the device was not entered.
+        """
+        self._actuator.hand_over(holder, seconds, confirmed_s)
+        return self._actuator.device
+
+
 def _starved() -> bool:
     """Say whether this process can open nothing more."""
     try:

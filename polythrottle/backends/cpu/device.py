@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from polythrottle.actuation import Actuator, Controls, Difference, Limits, SystemControls
+from polythrottle.actuation import Controls, Limits, SystemControls
+from polythrottle.actuation.actuator import ActuatedDevice, Actuator
 from polythrottle.actuation.drivers.controls import text_of, trust
 from polythrottle.backends.cpu.cpufreq import EPP, MAX, MIN, Policies, Preference
 from polythrottle.backends.cpu.energy import PERMISSION, PowercapZone, Zones, energy_source, probed
@@ -159,7 +160,7 @@ _OPTIONS = ("busy", "idle_w", "root", "watts_per_core")
 _EVERYONE = "everyone"
 
 
-class CpuDevice:
+class CpuDevice(ActuatedDevice):
     """This machine's processor.
 
     ``cpu_max_hz`` caps the clock of every core: each policy gets its highest frequency not above the level, within the
@@ -304,11 +305,6 @@ class CpuDevice:
         """None: a processor comes without named points."""
         return {}
 
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """What was left changed on restoring because someone else had set it since."""
-        return self._actuator.differences
-
     @cached_property
     def space(self) -> SearchSpace:
         """Every clock limit, and the knobs named besides; one point without knobs if there is none to choose.
@@ -417,11 +413,6 @@ class CpuDevice:
             DeviceError: If one cannot be put back; names each.
         """
         self._actuator.restore()
-
-    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Set nothing back: leave the clock limits in place under a guard; see `polythrottle.domain.ports.Lasting`."""
-        self._actuator.hand_over(holder, seconds, confirmed_s)
-        return self._actuator.device
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

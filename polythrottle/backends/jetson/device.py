@@ -11,11 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from polythrottle.actuation.actuator import Actuator
+from polythrottle.actuation.actuator import ActuatedDevice, Actuator
 from polythrottle.actuation.drivers.controls import Controls, trust
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.rollback import Difference
 from polythrottle.backends.jetson.board import BoardId, OverCurrent, Thermal, board_files
 from polythrottle.backends.jetson.knobs import Knobs, knob_behind
 from polythrottle.backends.jetson.power_rails import (
@@ -44,7 +43,7 @@ _READERS = ("jtop",)
 _REMEMBER_S = 60.0
 
 
-class JetsonDevice:
+class JetsonDevice(ActuatedDevice):
     """A Jetson board.
 
     Its knobs are those whose files are there, can be written and hold what was written; which are off and why is in
@@ -227,11 +226,6 @@ class JetsonDevice:
         """The vendor's named points, from the board's own power modes or else from the catalogue."""
         return {name: self._knobs.default.moved(point) for name, point in self._knobs.presets.items()}
 
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """What was left changed on restoring because someone else had set it since."""
-        return self._actuator.differences
-
     def findings(self) -> tuple[Finding, ...]:
         """Return what works and what does not, with the reason: the board, each knob, energy, heat, protection."""
         return (
@@ -335,23 +329,6 @@ class JetsonDevice:
         """
         self._knobs.forget()
         self._actuator.restore()
-
-    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Leave the settings in place under a guard that restores them unless they are confirmed.
-
-        Args:
-            holder: What holds the device from now on, such as the profile's name.
-            seconds: When to restore; None is at the next restore or reboot, without a guard.
-            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
-
-        Returns:
-            The name under which the device stands on record.
-
-        Raises:
-            DeviceError: If the device was not entered.
-        """
-        self._actuator.hand_over(holder, seconds, confirmed_s)
-        return self._actuator.device
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
+from polythrottle.actuation import Controls, Limits, Setting
+from polythrottle.actuation.actuator import ActuatedDevice, Actuator
 from polythrottle.actuation.drivers.nvml import PRIVILEGE, UNLOCKED, Library, NotOffered, NvmlControls, key_of
 from polythrottle.backends.nvml.energy import (
     SCOPES,
@@ -85,7 +86,7 @@ class _Survey:
     clocks_hz: Mapping[str, int]
 
 
-class NvmlDevice:
+class NvmlDevice(ActuatedDevice):
     """One NVIDIA GPU, by its UUID.
 
     Its knobs are ``gpu_max_hz``, the highest graphics clock it may run at, held by a lock from the lowest clock there
@@ -98,7 +99,7 @@ class NvmlDevice:
     unlocked on restoring if they were locked here.
 
     NVML is open while the device is entered, and for moments before: a GPU with a client can neither sleep nor be
-    reset, and one without may forget its locks.
+    reset, and one without may forget its locks: without persistence mode also what was handed over; `findings` tells.
 
     Args:
         name: An index at this moment, a UUID, or nothing where there is only one GPU.
@@ -249,11 +250,6 @@ class NvmlDevice:
     def presets(self) -> Mapping[str, OperatingPoint]:
         """None: a card comes without named points."""
         return {}
-
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """What was left changed on restoring because someone else had set it since."""
-        return self._actuator.differences
 
     @cached_property
     def dials(self) -> Dials:
@@ -428,25 +424,6 @@ class NvmlDevice:
             self._actuator.restore()
         self._locked.clear()
         self._seen = None
-
-    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Leave the settings in place under a guard that restores them unless they are confirmed.
-
-        Without persistence mode the driver may forget them when its last client leaves; `findings` tells.
-
-        Args:
-            holder: What holds the device from now on, such as the profile's name.
-            seconds: When to restore; None is at the next restore or reboot, without a guard.
-            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
-
-        Returns:
-            The name under which the device stands on record.
-
-        Raises:
-            DeviceError: If the device was not entered.
-        """
-        self._actuator.hand_over(holder, seconds, confirmed_s)
-        return self._actuator.device
 
     def _look(self) -> int:
         """Look once, and return how many looks may be left out until the next."""
