@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from polythrottle.cli.options import JsonOption
-from polythrottle.cli.output import answer, complain, finite, grid, optional, several, suffix
+from polythrottle.cli.output import answer, complain, grid, optional, several, suffix
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput
+from polythrottle.storage.json_lines import finite
 
 if TYPE_CHECKING:
     from rich.table import Table

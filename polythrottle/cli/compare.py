@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.options import JsonOption, OtherModelOption, SetupOptions, share, spread
-from polythrottle.cli.output import answer, complain, finite, own_stdout, say_which, several, suffix
+from polythrottle.cli.output import answer, complain, own_stdout, say_which, several, suffix
 from polythrottle.domain.errors import ClaimFailed, InvalidInput, StorageError
 from polythrottle.domain.units import show
+from polythrottle.storage.json_lines import finite
 
 if TYPE_CHECKING:
     from polythrottle.domain.measurement import Measurement

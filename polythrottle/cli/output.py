@@ -5,7 +5,6 @@ Tables in 80 columns.
 
 import contextlib
 import json
-import math
 import os
 import sys
 import textwrap
@@ -134,13 +133,6 @@ def optional(function: Callable[[Given], Made], value: Given | None) -> Made | N
     if value is None:
         return None
     return function(value)
-
-
-def finite(value: float) -> float | None:
-    """Return a number, or None where it has no end or is none: JSON knows neither (RFC 8259, section 6)."""
-    if math.isfinite(value):
-        return value
-    return None
 
 
 # Tables of figures and the words around them, in 80 columns whatever the figures.

@@ -21,6 +21,13 @@ _CHUNK = 65536
 _LEAST_S = 1e-6  # a timeout of 0 would make the socket non-blocking
 
 
+def finite(value: float) -> float | None:
+    """Return a number, or None where it has no end or is none: JSON knows neither (RFC 8259, section 6)."""
+    if math.isfinite(value):
+        return value
+    return None
+
+
 def encode(message: Mapping[str, Any]) -> bytes:
     """Return a message as its line.
 

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polythrottle.cli.output import amount, finite, optional, several
+from polythrottle.cli.output import amount, optional, several
 from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.storage.json_lines import finite
 
 if TYPE_CHECKING:
     from polythrottle.cluster.catalogue import Catalogue

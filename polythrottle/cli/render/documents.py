@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polythrottle.api.outcome import energy_kind
-from polythrottle.cli.output import finite, optional
+from polythrottle.cli.output import optional
 from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Measurement
 from polythrottle.domain.metrics import EXTRAS, METRICS, OF_CLASS
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
+from polythrottle.storage.json_lines import finite
 from polythrottle.tuning.remarks import unknown
 from polythrottle.tuning.stopping import is_conclusive
 

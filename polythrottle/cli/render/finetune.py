@@ -14,9 +14,10 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.text import Text
 
 from polythrottle.api.progress import LiveBar
-from polythrottle.cli.output import finite, formatted, grid, optional, suffix
+from polythrottle.cli.output import formatted, grid, optional, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.units import show
+from polythrottle.storage.json_lines import finite
 from polythrottle.training.beside.plan import Plan, Range
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from polythrottle.domain.error_budget import LateRequests
 from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Latency, Measurement, Window
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.study import Cost, Study, Trial
+from polythrottle.storage.json_lines import finite
 from polythrottle.storage.space_codec import space_document, space_from_document
 
 FORMAT = 2
@@ -116,21 +117,14 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     An end of an interval that is not known is null.
     """
     line = asdict(measurement)
-    ends = {name: [_end(i.low), _end(i.high)] for name, i in measurement.intervals.items()}
+    ends = {name: [finite(i.low), finite(i.high)] for name, i in measurement.intervals.items()}
     newer = {**{name: line.pop(name) for name in _NEWER}, "intervals": ends}
     if (board := measurement.board) is not None and board.interval is not None:
-        newer["board"]["interval"] = [_end(board.interval.low), _end(board.interval.high)]
+        newer["board"]["interval"] = [finite(board.interval.low), finite(board.interval.high)]
     if measurement.goodput is not None:
         newer["goodput"]["classes"] = {name: list(each) for name, each in measurement.goodput.classes.items()}
     # A journal of a study that has none of them reads as it always did, in earlier versions too.
     return {**line, **{name: value for name, value in newer.items() if value not in (None, {})}}
-
-
-def _end(value: float) -> float | None:
-    # JSON has no word for infinity.
-    if math.isfinite(value):
-        return value
-    return None
 
 
 def _intervals(line: Any) -> dict[str, Interval]:

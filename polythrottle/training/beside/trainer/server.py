@@ -19,7 +19,7 @@ from polythrottle.actuation.wire import error_line
 from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.storage.json_lines import Channel
+from polythrottle.storage.json_lines import Channel, finite
 from polythrottle.training.beside.trainer.driver import MOST_REQUEST, Task
 from polythrottle.training.beside.trainer.job_folder import VALIDATION, put_json, roll_back_model, swap_model
 from polythrottle.training.beside.trainer.network import scores_of
@@ -122,20 +122,14 @@ class Validation:
             step=self._step,
             samples=samples,
             accuracy=accuracy,
-            loss=_finite(loss),
-            before={"accuracy": before[0], "loss": _finite(loss_before[0])} if before else None,
+            loss=finite(loss),
+            before={"accuracy": before[0], "loss": finite(loss_before[0])} if before else None,
             commonest=commonest,
             latency_s=latency_s,
             latency_before_s=latency_before[0] if latency_before else None,
             holds=not why,
             why=why or self._reason,
         )
-
-
-def _finite(value: float) -> float | None:
-    if math.isfinite(value):
-        return value
-    return None
 
 
 def _inaccurate(accuracy: float, before: Sequence[float], commonest: float) -> str:
