@@ -108,7 +108,7 @@ def apply(
     if len(devices) == 1:
         device = devices[0]
     if confirm:
-        if profile is not None or confirm_within is not None or lasting is not None or keep or canary is not None:
+        if keep or any(word is not None for word in (profile, confirm_within, lasting, canary)):
             raise InvalidInput("--confirm goes alone or with --device: it lets stand what was applied before")
         if len(devices) > 1:
             confirm_several(devices, as_json)
@@ -129,16 +129,16 @@ def apply(
     applied = deployment.apply(path, device, other_model=other_model, daemon=not no_daemon, told=_warn, **stay)
     if isinstance(applied, deployment.Followed):
         answer(applied, as_json, print_followed, followed_document)
-    else:
-        try:
-            answer((applied, str(path)), as_json, _print_applied, _document)
-        # It is done, though not told.
-        except KeyboardInterrupt:
-            if applied.stands_as is not None:
-                back = f"polythrottle restore --device {shlex.quote(applied.device)}"
-                complain(f"the profile stands {_how_long(applied)}; put it back with {back}")
-            raise
-        _await_confirmation(applied, as_json)
+        return
+    try:
+        answer((applied, str(path)), as_json, _print_applied, _document)
+    # It is done, though not told.
+    except KeyboardInterrupt:
+        if applied.stands_as is not None:
+            back = f"polythrottle restore --device {shlex.quote(applied.device)}"
+            complain(f"the profile stands {_how_long(applied)}; put it back with {back}")
+        raise
+    _await_confirmation(applied, as_json)
 
 
 def _await_confirmation(applied: "Applied", as_json: bool) -> None:

@@ -100,35 +100,47 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
         # Left out and empty are not the same: an empty variable of a script would have another daemon run.
         if words.get(name) is not None and not words[name].strip():
             raise InvalidInput(f"--{name.replace('_', '-')} is empty; give it a word, or leave it out")
-    file = words.get("config")
-    if not file and not words.get("profile") and DEFAULT_FILE.exists():
-        file = str(DEFAULT_FILE)
-    settings = Settings()
-    if file:
-        settings = read_settings(Path(file))
-    paths = {name: Path(words[name]) for name in _PATHS if words.get(name)}
-    plain = {name: words.get(name) for name in ("profile", "workload", "device", "tcp")}
-    budget = budget_of(words)
-    traffic = words.get("traffic")
-    if words.get("arrivals"):
-        if traffic:
-            raise InvalidInput("--traffic and --arrivals both say where requests come from; leave one of them out")
-        traffic = f"sim:{words['arrivals']}"
-    local = bool(words.get("no_actuator"))
-    if local:
-        settings = settings.without_actuator()
-    node = _node_of(words, settings.node)
-    finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
     slo = tuple(words.get("slo") or ())
-    settings = settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
-    multiple = next((text for text in slo if settings.profile and Constraint.parse(text).relative), None)
-    if multiple is not None:
-        raise InvalidInput(f"--slo {multiple}: beside a profile a limit is absolute; write it as p99<=25ms")
+    filed = _in_file(words)
+    if words.get("no_actuator"):
+        filed = replace(filed, actuator=None)
+    settings = filed.over(
+        **{name: words.get(name) for name in ("profile", "workload", "device", "tcp")},
+        **{name: Path(words[name]) for name in _PATHS if words.get(name)},
+        budget=budget_of(words),
+        traffic=_traffic_of(words),
+        local=bool(words.get("no_actuator")),
+        node=_node_of(words, filed.node),
+        finetune=tuple(Path(folder).absolute() for folder in words.get("finetune") or ()),
+        slo=slo,
+    )
+    for text in slo:
+        if settings.profile and Constraint.parse(text).relative:
+            raise InvalidInput(f"--slo {text}: beside a profile a limit is absolute; write it as p99<=25ms")
     tcp_of(settings)  # a bad address is refused before anything heavy is loaded
-    settings = replace(settings, node=node)
     if words.get("page") is None:
         return settings
     return replace(settings, page=words["page"] == "yes")
+
+
+def _in_file(words: Mapping[str, Any]) -> Settings:
+    """Return the settings in the file that is named, or in the usual one unless a profile is; else what is usual."""
+    file = words.get("config")
+    if not file and not words.get("profile") and DEFAULT_FILE.exists():
+        file = DEFAULT_FILE
+    if file:
+        return read_settings(Path(file))
+    return Settings()
+
+
+def _traffic_of(words: Mapping[str, Any]) -> str | None:
+    arrivals = words.get("arrivals")
+    traffic: str | None = words.get("traffic")
+    if not arrivals:
+        return traffic
+    if traffic:
+        raise InvalidInput("--traffic and --arrivals both say where requests come from; leave one of them out")
+    return f"sim:{arrivals}"
 
 
 def tcp_of(settings: Settings) -> Tcp | None:

@@ -169,10 +169,6 @@ class Settings:
             kubernetes=None,
         )
 
-    def without_actuator(self) -> Settings:
-        """Return the settings without the actuator a file names."""
-        return replace(self, actuator=None)
-
 
 def read_settings(file: Path) -> Settings:
     """Return the settings in a file.

@@ -303,29 +303,32 @@ def _keeps_one(query: Query, limit: Constraint) -> bool | None:
 
     Of the times between its own tokens as many may be longer as the limit says of all.
     """
-    prompts = limit.prompts
-    if prompts is not None and not (mine := _is_of(query, prompts)):
-        if mine is None:
+    if limit.prompts is not None:
+        of_class = _is_of(query, limit.prompts)
+        if of_class is None:
             return None
-        return True
+        if not of_class:
+            return True
     name, _, tail = split_metric(limit.metric)[0].rpartition("_")
-    if name == "":
-        return query.latency_s <= limit.limit
-    if name != "ttft" and query.tokens is not None and query.tokens < _OWED["per_token_s"]:
+    if name not in ("", "ttft") and query.tokens is not None and query.tokens < _OWED["per_token_s"]:
         return True
-    if name != _GAPS:
-        if name == "ttft":
-            taken_s = query.first_s
-        else:
-            taken_s = query.per_token_s
-    else:
-        gaps_s = np.asarray(query.gaps_s, dtype=float)
-        taken_s = None
-        if gaps_s.size:
-            taken_s = float(np.quantile(gaps_s, SHARES[tail], method="inverted_cdf"))
+    taken_s = _taken_s(query, name, tail)
     if taken_s is None:
         return None
     return taken_s <= limit.limit
+
+
+def _taken_s(query: Query, name: str, tail: str) -> float | None:
+    """Return the time of a query that a metric without its tail means; None if it does not tell."""
+    if name == "":
+        return query.latency_s
+    if name == "ttft":
+        return query.first_s
+    if name != _GAPS:
+        return query.per_token_s
+    if len(query.gaps_s) == 0:
+        return None
+    return float(np.quantile(np.asarray(query.gaps_s, dtype=float), SHARES[tail], method="inverted_cdf"))
 
 
 def _board(seen: ObservedWindow) -> BoardEnergy | None:

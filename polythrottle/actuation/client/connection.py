@@ -117,18 +117,9 @@ class Line:
                 channel.send_line(request, self._patience_s)
             self._sending = False
             answer = self._own_answer(channel, now_s + self._patience_s)
-        except InvalidInput as err:
+        except (InvalidInput, EOFError, OSError) as err:
             self.close()
-            raise DeviceError(f"what answers at {self._path} is no actuator: {err}") from err
-        except (TimeoutError, socket.timeout) as err:  # one and the same from Python 3.10 on
-            self.close()
-            raise DeviceError(f"the actuator at {self._path} did not answer within {self._patience_s:g} s") from err
-        except EOFError as err:
-            self.close()
-            raise self._hung_up("it closed the connection") from err
-        except OSError as err:
-            self.close()
-            raise self._hung_up(err.strerror or str(err)) from err
+            raise self._lost(err) from err
         except BaseException:  # a Ctrl-C; whoever puts the device back then asks over this connection
             if self._sending:
                 self.close()  # half a request may have gone
@@ -150,9 +141,17 @@ class Line:
                 return answer
         raise TimeoutError
 
-    def _hung_up(self, why: str) -> DeviceError:
+    def _lost(self, err: Exception) -> DeviceError:
+        """Return in words how the connection was lost."""
+        if isinstance(err, InvalidInput):
+            return DeviceError(f"what answers at {self._path} is no actuator: {err}")
+        if isinstance(err, (TimeoutError, socket.timeout)):  # one and the same from Python 3.10 on
+            return DeviceError(f"the actuator at {self._path} did not answer within {self._patience_s:g} s")
         if self._connect is not None:
             return DeviceError(f"the connection to {self._path} was lost")
+        why = "it closed the connection"
+        if isinstance(err, OSError):
+            why = err.strerror or str(err)
         return DeviceError(f"the actuator at {self._path} has hung up: {why}; ask again")
 
     def _connected(self) -> Channel:
