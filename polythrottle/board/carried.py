@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import shutil
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.domain.errors import DeviceError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INIT = '"""The part of polythrottle that is carried to a board."""\n'
+LONGEST = 2_000_000
+"""How many bytes a request and its answer may have, where a board is asked once."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -88,6 +95,26 @@ def zipped(content: Mapping[str, bytes]) -> bytes:
         for name, data in content.items():
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     return whole.getvalue()
+
+
+def answer_once(mark: str, folder: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> int:
+    """On a board, answer one line of the desk by one, and remove what was carried; returns an exit code.
+
+    Args:
+        mark: What begins the line that says that this listens.
+        folder: Where it was unpacked.
+        answer: Returns what is answered to a request.
+    """
+    try:
+        os.write(1, f"{mark} ready\n".encode())
+        line = json.dumps(answer(json.loads(sys.stdin.readline(LONGEST))))
+    except ValueError:  # the line was cut before it was asked
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # it was cut meanwhile
+        os.write(1, line.encode() + b"\n")
+    return 0
 
 
 def _module_file(name: str) -> Path:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.actuation.wire import error_from
-from polythrottle.board.carried import Carried
+from polythrottle.board.carried import LONGEST, Carried
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
 from polythrottle.storage.untrusted import last_line, printable
@@ -41,8 +41,6 @@ _CHUNK = 65536
 _MOST_NOISE = 65536
 _LONGEST = 300
 _ANSWER_S = 600.0
-LONGEST = 2_000_000
-"""How many bytes a request and its answer may have."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%@-]*")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])")
 _OWN = ("python", "sudo")

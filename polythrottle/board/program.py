@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.actuation.wire import error_line
-from polythrottle.board.carried import Carried, content_of, sources, zipped
-from polythrottle.board.link import LONGEST, Place, ask
+from polythrottle.board.carried import Carried, answer_once, content_of, sources, zipped
+from polythrottle.board.link import Place, ask
 from polythrottle.catalog.documents import packaging_dir
 from polythrottle.domain.errors import (
     BadFile,
@@ -263,16 +263,7 @@ def main(mark: str, folder: str, device: str) -> int:
         folder: Where this was unpacked; it is removed at the end.
         device: Of no use here.
     """
-    try:
-        os.write(1, f"{mark} ready\n".encode())
-        answer = _answer(Path(folder), json.loads(sys.stdin.readline(LONGEST)))
-    except ValueError:  # the line was cut before it was asked
-        return 1
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # the line was cut meanwhile
-        os.write(1, json.dumps(answer).encode() + b"\n")
-    return 0
+    return answer_once(mark, folder, lambda request: _answer(Path(folder), request))
 
 
 def _answer(carried: Path, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polythrottle.training.beside.scheduler import Hours, Terms
     from polythrottle.training.beside.serving_loop import Result
     from polythrottle.training.beside.trainer.driver import Task
+    from polythrottle.training.beside.trainer.job_folder import Progress
 
 app = typer.Typer(
     cls=CommandGroup, help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None
@@ -477,12 +478,17 @@ def profile(
 
 
 def _profiled(place: "ServingPlace", job: JobOptions, held_out: int, requests: int) -> "CoRunProfile":
+    from polythrottle.backends.ssh import is_ssh
     from polythrottle.training.beside.preparation import profiled
     from polythrottle.training.beside.trainer.driver import Trainer
 
     with _folder() as folder:
         # For as long as is measured, and never in place of the model that is served.
         task = replace(job.task(place, folder), epochs=_ENDLESS, served="")
+        if is_ssh(place.device.strip()):
+            from polythrottle.training.beside.far_run import profiled_there
+
+            return profiled_there(place, task, held_out, requests, lambda text: typer.echo(f"note: {text}", err=True))
         device, server = place.open()
         with contextlib.closing(server.workload), own_stdout():
             return profiled(device, server, Trainer(task), held_out, requests)
@@ -497,13 +503,30 @@ def _folder() -> Iterator[str]:
 @app.command(short_help="Show where a fine-tuning job stands.", epilog=examples("polythrottle finetune status job"))
 def status(
     job: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a job, as --job named it.")],
+    device: Annotated[
+        str | None, typer.Option("--device", "-d", metavar="ssh://BOARD", help="The board that the folder is on.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say where a real job stands: epochs and samples done, whether it runs, how its last validation went."""
     from polythrottle.cli.render.finetune import print_status, status_document
+
+    answer((job, _standing(job, device)), as_json, print_status, status_document)
+
+
+def _standing(job: Path, device: str | None) -> "Progress":
+    from polythrottle.backends.ssh import is_ssh
     from polythrottle.training.beside.trainer.job_folder import read_progress
 
-    answer((job, read_progress(job)), as_json, print_status, status_document)
+    if device is None:
+        return read_progress(job)
+    if not is_ssh(device.strip()):
+        raise InvalidInput(
+            f"--device names a board over SSH, ssh://nano, not {device!r}; a folder of this machine has none"
+        )
+    from polythrottle.training.beside.far_run import progress_there
+
+    return progress_there(device.strip(), str(job))
 
 
 def _until_s(text: str, day_s: float) -> float:

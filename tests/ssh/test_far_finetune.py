@@ -76,6 +76,30 @@ def test_a_job_is_done_on_the_board(
     assert not [*tmp_path.glob("polythrottle-board-*")]
 
 
+def test_a_job_that_runs_is_looked_at(board: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a second connection, while the first one trains."""
+    with long_run(board_uri(board), home / "job", home):
+        assert run(["finetune", "status", str(home / "job"), "-d", "ssh://nano", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert found["running"] is True
+    assert found["steps"] > 0
+
+
+def test_a_profile_is_measured_on_the_board(
+    board: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a job of its own that is thrown away there; the board as it was, nothing of ours left."""
+    before = held(board)
+    words = ["-d", board_uri(board), "-w", str(home / "tiny.pt2"), "--threads", "1", "--data", str(home / "data")]
+    more = ["--train-batch", "8", "--held-out", "4", "--json"]
+    assert run(["finetune", "profile", *words, *more]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert (found["co_runs"], found["held_out"]) == (8, 4)
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert (held(board), standing()) == (before, ())
+    assert not [*tmp_path.glob("polythrottle-*")]
+
+
 def test_a_line_that_is_cut_ends_the_run_and_keeps_the_job(
     board: Path, home: Path, line: SlowLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

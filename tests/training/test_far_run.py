@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,10 @@ from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
 from polythrottle.training.beside import far_run
-from polythrottle.training.beside.far_run import _Followed, _known_line, _lines, _terms_of, carried, run_there
+from polythrottle.training.beside.corun_bench import CoRunProfile, PredictionError
+from polythrottle.training.beside.corun_model import CoRun
+from polythrottle.training.beside.far_run import _Followed, _known_line, _lines, _plain, _terms_of, carried, run_there
+from polythrottle.training.beside.interference import Interference
 from polythrottle.training.beside.live_run import RunProgress
 from polythrottle.training.beside.operating_options import FinetuningJob, Option, Slice
 from polythrottle.training.beside.preparation import ServingPlace
@@ -118,6 +122,25 @@ def test_what_is_asked_for_travels_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Task.from_document(order["task"]) == task
     given = {"workload": "m:f", "batches": [1, 2], "threads": 3, "inputs": ["3x4"]}
     assert order["place"] == {"device": "", **given}
+
+
+def test_a_profile_travels_whole() -> None:
+    """What co-runs told, and the model that was fitted to them; only its title says where it was."""
+    cases = [(batch, samples, share) for batch in (1, 2, 4) for samples, share in ((0, 0.0), (8, 0.5), (16, 0.25))]
+    work = [(1e9 * batch, 1e6 * batch, batch, 3e9 * samples, 3e6 * samples, samples) for batch, samples, _ in cases]
+    runs = tuple(
+        CoRun(*each, 1.0, 1.0, 1.0, share, 5.0, 5.0 * bool(share), 0.01 * each[2] * (1 + share), 0.02 * each[2])
+        for each, (_, _, share) in zip(work, cases, strict=True)
+    )
+    errors = (PredictionError("paper", 0, 0.1, None, 0.5), PredictionError("polythrottle", 0, 0.1, 0.2, 1.0))
+    model = Interference.fit(runs).seen(runs[0])
+    sent = CoRunProfile("m:f on a board", False, runs, runs[:2], errors, model, ("one",))
+    with following(encode({"profile": _plain(sent)})) as (followed, _, _):
+        found = followed.result()
+    assert found.document() == {**sent.document(), "title": "ssh://nano: m:f on a board"}
+    assert (found.runs, found.held_out) == (sent.runs, sent.held_out)
+    assert [found.model.predict(run) for run in runs] == [model.predict(run) for run in runs]
+    assert found.model.seen(runs[1]).surprise == model.seen(runs[1]).surprise
 
 
 def test_what_is_known_travels_whole() -> None:
@@ -275,6 +298,81 @@ def test_a_plan_is_measured_on_the_board(board: Path, tmp_path: Path, capsys: py
     assert found["energy_kind"] == "simulated"
     assert (held(board), standing()) == (before, ())
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
+
+
+def profiling(device: str, *more: str) -> list[str]:
+    """Return the words that profile the tiny model on a device over SSH."""
+    words = ["-d", device, "-w", "tiny.pt2", "--threads", "1", "--data", "data", "--train-batch", "8"]
+    return ["finetune", "profile", *words, "--held-out", "4", *more]
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured_on_the_board(board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on the board itself, with a job that is thrown away there; the board as it was found."""
+    before = held(board)
+    assert run(profiling(board_uri(board), "--json")) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"].startswith("ssh://nano: tiny.pt2 on Jetson AGX Orin")
+    assert (found["co_runs"], found["held_out"], found["simulated"]) == (8, 4, False)
+    assert all(each["mean"] > 0 for each in found["errors"])
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert (held(board), standing()) == (before, ())
+    assert not [*tmp_path.glob("polythrottle-*")]
+    assert not (tmp_path / "home" / "job").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "code", "says"),
+    [("interrupted", 130, "ssh://nano ends the run"), ("far side", DeviceError.exit_code, "measures anew")],
+)
+def test_a_profile_that_is_cut_off_leaves_nothing(
+    board: Path, tmp_path: Path, victim: str, code: int, says: str
+) -> None:
+    """Ctrl-C, or its far side killed: one line that says so, the board as it was found."""
+    before = held(board)
+    words = [sys.executable, "-m", "polythrottle", *profiling(board_uri(board), "--requests", "1000")]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        await_that(lambda: bool([*tmp_path.glob("polythrottle-board-*/tmp*/*.checkpoint")]), "nothing is trained")
+        if victim == "interrupted":
+            os.killpg(child.pid, signal.SIGINT)
+        else:
+            for pid in far_sides(tmp_path):
+                os.kill(pid, signal.SIGKILL)
+        out, err = child.communicate(timeout=120.0)
+    finally:
+        child.kill()
+        child.communicate()
+    assert (child.returncode, out) == (code, ""), err
+    assert says in err
+    assert "Traceback" not in err
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    await_that(lambda: held(board) == before and standing() == (), "the board stays changed")
+
+
+def test_where_a_job_stands_is_read_on_the_board(
+    board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a Python without packages, as on the board itself; what is no job is a line with the board's name."""
+    folder = tmp_path / "home" / "job"
+    folder.mkdir()
+    task = Task("tiny.pt2", "data", "job", batch=8, epochs=2)
+    begun = {"task": task.document(), "classes": {"a": 0, "b": 1}, "shape": [3, 4, 4]}
+    (folder / "task.json").write_text(json.dumps(begun))
+    uri = board_uri(board, poor_python(tmp_path))
+    assert run(["finetune", "status", "job", "-d", uri, "--json"]) == 0, capsys.readouterr().err
+    there = capsys.readouterr().out
+    assert run(["finetune", "status", str(folder), "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert json.loads(there) == {**here, "folder": "job"}
+    assert run(["finetune", "status", "job", "-d", uri]) == 0
+    assert "not running; the same run goes on with it" in capsys.readouterr().out
+    (folder / "task.json").write_text("{")
+    for name, says in (("nowhere", "nowhere holds no fine-tuning job"), ("job", "task.json is damaged")):
+        assert run(["finetune", "status", name, "-d", uri]) == 4
+        assert f"ssh://nano: {says}" in capsys.readouterr().err.replace("job/", "")
+    await_that(lambda: not [*tmp_path.glob("polythrottle-board-*")], "what was carried stays")
 
 
 @pytest.mark.slow

@@ -1,19 +1,20 @@
-"""Fine-tuning beside inference on a board over SSH: `run_there` and `known_there` at the desk, `main` on the board.
+"""Fine-tuning beside inference on a board over SSH: `run_there` and its like at the desk, `main` on the board.
 
 The board serves, trains, and reads its own energy, in its own interpreter. Both say JSON objects, one a line; the desk:
 
 ``place``, ``task``, ``terms``, ``holder``: what is to be run, and who asks. The first line, once. Without terms batches
-  and slices are measured, as for a plan.
+  and slices are measured, as for a plan; with ``co_runs`` instead, how many of which, what a profile is made from.
 ``stop`` ends the run as Ctrl-C does. ``alive`` is said so often that the board knows that the desk is there.
 
 The board:
 
 ``progress`` and ``note``, while it runs.
 ``part`` and ``values``: latencies and the like, some at a time, for there may be millions; ``result``: the rest.
-``known``: what batches and slices take. ``error``: why there is nothing. ``ended``: it was interrupted before that.
+``known``: what batches and slices take; ``profile``: what co-runs tell. ``error``: why there is nothing. ``ended``: it
+  was interrupted before that.
 
 A desk that hangs up, or is silent for 45 seconds, ends the run as Ctrl-C does: the board is put back first, and the
-job's last step is brought to disk.
+job's last step is brought to disk. Where a job stands is asked of `job_folder` there, in one line.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ import re
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from polythrottle.actuation.actuator import acting_for
 from polythrottle.actuation.wire import error_from, error_line
@@ -42,18 +46,24 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
+from polythrottle.training.beside.corun_bench import CoRunProfile, PredictionError
+from polythrottle.training.beside.corun_model import CoRun
+from polythrottle.training.beside.interference import Interference, Reference, Tail
 from polythrottle.training.beside.live_run import RunProgress, run
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
-from polythrottle.training.beside.preparation import ServingPlace, known
+from polythrottle.training.beside.preparation import ServingPlace, known, profiled
 from polythrottle.training.beside.scheduler import Hours, Terms
 from polythrottle.training.beside.serving_loop import Result, Training
+from polythrottle.training.beside.trainer import job_folder
 from polythrottle.training.beside.trainer.driver import Task, Trainer
+from polythrottle.training.beside.trainer.job_folder import Progress
 from polythrottle.workloads.foreign_calls import one_line
 
 if TYPE_CHECKING:
     from polythrottle.board.carried import Carried
 
 MODULES = {
+    "board": "carried",
     "domain": "ladder",
     "domain/load": "__init__ energy_ration forecast",
     "metering": "intervals",
@@ -76,6 +86,8 @@ _SILENT_S = 45.0
 """As long as ssh itself waits for a sign of the other side."""
 _PARTING_S = 90.0
 """So long may a run take that is to end: bringing a step to disk, or a query that hangs."""
+_GOES_ON = "the same command goes on with it, from the last step that is kept"
+_ANEW = "nothing is kept of it, and the same command measures anew"
 
 
 # At the desk.
@@ -83,15 +95,18 @@ _PARTING_S = 90.0
 _RUNS_THERE = re.compile(r"cmd:.*|[^?]+\.pt2?|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*(\?.*)?", re.DOTALL)
 
 
-def carried() -> Carried:
+def carried(entry: str = __name__) -> Carried:
     """Return what a board gets that fine-tunes.
+
+    Args:
+        entry: The module whose ``main`` runs there.
 
     Raises:
         DeviceError: If a file of it cannot be read here.
     """
     from polythrottle.backends.ssh import packed
 
-    return packed(__name__, tuple(MODULES.items()))
+    return packed(entry, tuple(MODULES.items()))
 
 
 def run_there(
@@ -125,7 +140,7 @@ def run_there(
     if terms.hours is not None:
         hours = str(terms.hours)
     kept = {**plain, "arrivals": str(terms.arrivals), "hours": hours}
-    result: Result = _asked(place, task, kept, told, noted)
+    result: Result = _asked(place, task, {"terms": kept}, told, noted)
     return result
 
 
@@ -139,14 +154,53 @@ def known_there(place: ServingPlace, task: Task) -> tuple[Menu, FinetuningJob, s
     Raises:
         PolythrottleError: As `run_there`.
     """
-    found: tuple[Menu, FinetuningJob, str] = _asked(place, task, None, lambda passed: None, lambda text: None)
+    found: tuple[Menu, FinetuningJob, str] = _asked(place, task, {}, lambda passed: None, lambda text: None)
     return found
+
+
+def profiled_there(
+    place: ServingPlace, task: Task, held_out: int, requests: int, noted: Callable[[str], None]
+) -> CoRunProfile:
+    """Return what co-runs on a board over SSH tell; see `polythrottle.training.beside.corun_bench.profile`.
+
+    Args:
+        place: Its device is a URI ``ssh://…``, its workload one of the board.
+        task: With data of the board, and a job that is long enough; its folder is made there and thrown away.
+        held_out: Co-runs to judge by.
+        requests: Single requests to learn from afterwards.
+        noted: Called with what should be known.
+
+    Raises:
+        InvalidInput: If there are fewer different co-runs than are asked for.
+        PolythrottleError: As `run_there`.
+    """
+    order = {"co_runs": {"held_out": held_out, "requests": requests}}
+    found: CoRunProfile = _asked(place, task, order, lambda passed: None, noted)
+    return found
+
+
+def progress_there(device: str, folder: str) -> Progress:
+    """Return where the job of a folder of a board stands, as its files there say.
+
+    Args:
+        device: A URI ``ssh://…``; which device it names does not matter.
+        folder: From the home folder there on.
+
+    Raises:
+        BadFile: If the folder holds no job, or one that is damaged.
+        DeviceError: If the board cannot be reached.
+    """
+    from polythrottle.board.link import Place, ask
+
+    uri = DeviceURI.parse(device)
+    place = Place.parse(uri.name, uri.options)
+    return Progress.from_document(ask(place, carried(job_folder.__name__), {"folder": folder}))
 
 
 def _asked(
     place: ServingPlace,
     task: Task,
-    terms: Mapping[str, Any] | None,
+    asked: Mapping[str, Any],
     told: Callable[[RunProgress], None],
     noted: Callable[[str], None],
 ) -> Any:
@@ -158,26 +212,28 @@ def _asked(
     _check(place)
     uri = DeviceURI.parse(place.device)
     board = Place.parse(uri.name, uri.options)
+    later = _GOES_ON
+    if "co_runs" in asked:
+        later = _ANEW
     link = Link(board, carried())
     channel = Channel(link.connect(), _MOST)
     try:
-        order = {"place": {**asdict(place), "device": ""}, "task": task.document(), "terms": terms}
+        order = {"place": {**asdict(place), "device": ""}, "task": task.document(), **asked}
         channel.send({"holder": desk(), **order})
-        return _Followed(channel, board.where, told, noted).result()
+        return _Followed(channel, board.where, told, noted, later).result()
     except (EOFError, OSError):
-        raise _lost(board.where, link.last_words()) from None
+        raise _lost(board.where, link.last_words(), later) from None
     finally:
         channel.close()
 
 
-def _lost(where: str, words: str) -> DeviceError:
+def _lost(where: str, words: str, later: str) -> DeviceError:
     """Return what is said of a lost connection."""
     last = ""
     if words:
         last = f" (its last words: {words})"
     return DeviceError(
-        f"the connection to {where} was lost{last}; the board ends the run, puts itself back and keeps the job up to "
-        "its last step: the same command goes on with it"
+        f"the connection to {where} was lost{last}; the board ends the run and puts itself back; {later}"
     )
 
 
@@ -196,10 +252,16 @@ class _Followed:
     """A run on a board as it is told."""
 
     def __init__(
-        self, channel: Channel, where: str, told: Callable[[RunProgress], None], noted: Callable[[str], None]
+        self,
+        channel: Channel,
+        where: str,
+        told: Callable[[RunProgress], None],
+        noted: Callable[[str], None],
+        later: str = _GOES_ON,
     ) -> None:
         self._channel = channel
         self._where = where
+        self._later = later
         self._told = told
         self._noted = noted
         self._stopping = False
@@ -260,10 +322,13 @@ class _Followed:
             return replace(found, title=f"{self._where}: {found.title}")
         elif "known" in message:
             return _known_of(message["known"])
+        elif "profile" in message:
+            measured = _profile_of(message["profile"])
+            return replace(measured, title=f"{self._where}: {measured.title}")
         elif "ended" in message and self._stopping:
             raise KeyboardInterrupt
         elif "ended" in message:
-            raise DeviceError(f"{self._where}: the run was ended there; the same command goes on with the job")
+            raise DeviceError(f"{self._where}: the run was ended there; {self._later}")
         else:
             err = error_from(message["error"])
             if self._where not in str(err):
@@ -292,6 +357,53 @@ def _known_line(option: Option, job: FinetuningJob, energy_kind: str) -> dict[st
     }
 
 
+def _profile_of(line: Mapping[str, Any]) -> CoRunProfile:
+    """Return what co-runs tell, as it has travelled."""
+    return CoRunProfile(
+        title=str(line["title"]),
+        simulated=bool(line["simulated"]),
+        runs=tuple(CoRun(**each) for each in line["runs"]),
+        held_out=tuple(CoRun(**each) for each in line["held_out"]),
+        errors=tuple(PredictionError(**each) for each in line["errors"]),
+        model=_model_of(line["model"]),
+        remarks=tuple(line["remarks"]),
+    )
+
+
+def _model_of(line: Mapping[str, Any]) -> Interference:
+    """Return a fitted model, as it has travelled."""
+    given = line["reference"]
+    middle = tuple((str(name), float(value)) for name, value in given["middle"])
+    tail = None
+    if line["tail"] is not None:
+        tail = Tail(
+            **{**line["tail"], "mean": _array(line["tail"]["mean"]), "precision": _array(line["tail"]["precision"])}
+        )
+    return Interference(
+        reference=Reference(**{**given, "middle": middle, "reach": tuple(given["reach"])}),
+        mean=_array(line["mean"]),
+        precision=_array(line["precision"]),
+        variance=float(line["variance"]),
+        tail=tail,
+        surprise=float(line["surprise"]),
+    )
+
+
+def _array(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _plain(value: Any) -> Any:
+    """Return values of dataclasses, tuples and arrays as they travel."""
+    if is_dataclass(value):
+        return {name: _plain(each) for name, each in vars(value).items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value
+
+
 def _result_of(rest: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> Result:
     """Return the result that has travelled."""
     fields: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
@@ -312,10 +424,10 @@ def main(mark: str, folder: str, device: str) -> int:
         device: URI of the device; what ``auto`` means if "".
     """
     with own_folder(Path(folder)):
-        return _serve(mark, device)
+        return _serve(mark, folder, device)
 
 
-def _serve(mark: str, device: str) -> int:
+def _serve(mark: str, folder: str, device: str) -> int:
     os.environ.setdefault("HOME", "/")
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -329,17 +441,17 @@ def _serve(mark: str, device: str) -> int:
     tell(mark, "ready")
     desk = _Desk()
     try:
-        return _answer(desk, uri)
+        return _answer(desk, uri, folder)
     except KeyboardInterrupt:  # while the result was told to a desk that has gone
         return 1
     finally:
         desk.leave()
 
 
-def _answer(desk: _Desk, uri: str) -> int:
+def _answer(desk: _Desk, uri: str, folder: str) -> int:
     """Run what is asked for, and tell what comes of it."""
     try:
-        _run_here(desk, uri)
+        _run_here(desk, uri, folder)
         return 0
     except KeyboardInterrupt:
         desk.tell(ended=True)
@@ -355,7 +467,7 @@ def _answer(desk: _Desk, uri: str) -> int:
     return 1
 
 
-def _run_here(desk: _Desk, uri: str) -> None:
+def _run_here(desk: _Desk, uri: str, folder: str) -> None:
     order = desk.order()
     given = order["place"]
     place = ServingPlace(
@@ -370,11 +482,16 @@ def _run_here(desk: _Desk, uri: str) -> None:
     with acting_for(str(order["holder"])):
         device, server = place.open()
         with closing(server.workload):
-            if order["terms"] is None:
-                menu, job = known(device, server, Trainer(task), task)
-                desk.tell(known=_known_line(menu.options[0], job, str(device.energy_kind)))
-            else:
+            if "terms" in order:
                 desk.tell_result(run(device, server, Trainer(task), _terms_of(order["terms"]), desk.shown, desk.noted))
+            elif "co_runs" in order:
+                # In the folder that goes when this ends, or that the next one removes where this is killed.
+                with tempfile.TemporaryDirectory(dir=folder) as job:
+                    trainer = Trainer(replace(task, folder=job))
+                    desk.tell(profile=_plain(profiled(device, server, trainer, **order["co_runs"])))
+            else:
+                menu, planned = known(device, server, Trainer(task), task)
+                desk.tell(known=_known_line(menu.options[0], planned, str(device.energy_kind)))
 
 
 def _terms_of(plain: Mapping[str, Any]) -> Terms:

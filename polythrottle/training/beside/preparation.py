@@ -297,7 +297,7 @@ class ServingPlace:
             raise InvalidInput("a replay table cannot fine-tune; take sim:<board> or a real device")
         # The model and its trainer would run here, while the joules are the board's; `far_run` has all of it run there.
         if uri.startswith("ssh:"):
-            raise InvalidInput("only finetune run and plan go over SSH; for this log in to the board, and run it there")
+            raise InvalidInput("over SSH the board itself serves and trains, as finetune run, plan and profile have it")
         self.check_model()
         if self.threads is None:
             threads: Sequence[int] | None = None

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage import tables
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.training.beside.trainer.driver import Task
@@ -453,6 +453,30 @@ class Progress:
         """Whether all epochs are done."""
         return self.place.epoch >= self.task.epochs
 
+    def document(self) -> dict[str, Any]:
+        """Return the same as JSON, for a desk."""
+        return {**vars(self), "task": self.task.document(), "place": asdict(self.place)}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """Return where a job stands, as a board has told it.
+
+        Raises:
+            BadFile: If that makes no sense.
+        """
+        try:
+            return cls(
+                task=Task.from_document(document["task"]),
+                classes=document["classes"],
+                place=JobPosition(**document["place"]),
+                samples=document["samples"],
+                runs=document["runs"],
+                validation=document["validation"],
+                damaged=tuple(document["damaged"]),
+            )
+        except (KeyError, TypeError, InvalidInput) as err:
+            raise BadFile(f"what the board says of the job makes no sense: {err}") from err
+
 
 def read_progress(folder: Path) -> Progress:
     """Return where the job of a folder stands.
@@ -523,3 +547,31 @@ def held(lock: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+# On a board over SSH: one question of the desk, in a Python without packages.
+
+
+def main(mark: str, folder: str, device: str) -> int:
+    """Tell the desk at the other end of standard input and output where a job stands; returns an exit code.
+
+    Args:
+        mark: What begins the line that says that this listens.
+        folder: Where this was unpacked; it is removed at the end.
+        device: Of no use here.
+    """
+    # Only here: a daemon that reads jobs answers no desk in this way.
+    from polythrottle.board.carried import answer_once
+
+    return answer_once(mark, folder, _answer)
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    from polythrottle.actuation.wire import error_line
+
+    try:
+        return read_progress(Path(request["folder"])).document()
+    except PolythrottleError as err:
+        return {"error": error_line(err)}
+    except OSError as err:
+        return {"error": error_line(StorageError(f"{err.filename or request['folder']}: {err.strerror}"))}
