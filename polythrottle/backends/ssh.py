@@ -58,9 +58,10 @@ _MEASURING = {
     "backends/nvml": "*",
     "board": "__init__ far_side work_host",
     "catalog": "__init__ boards documents models",
-    "domain": "__init__ arrivals backports clock errors measurement metrics ports problem space study units",
+    "domain": "__init__ arrivals backports clock error_budget errors measurement metrics ports problem space study "
+    "units",
     "inspect": "__init__ machine tree_files",
-    "metering": "__init__ load window",
+    "metering": "__init__ load request_watch window",
     "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
     "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine torch_archive "
     "torch_model trtexec uris",

@@ -21,6 +21,7 @@ from polythrottle.domain.ports import EXACT_SENSOR, Device, Placement, Target
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.observed_window import ObservedWindow, Verdict, idle_watts
 from polythrottle.metering.point_measurement import Asked, Closing, Run
+from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.metering.window import Watched, WindowSample, observe, query_from
 
 _POLL_S = 1.0
@@ -70,6 +71,8 @@ class BoardWorkload:
         self.space: SearchSpace = space_from(json.loads(found["space"]))
         self.notes: tuple[str, ...] = tuple(map(str, found["notes"]))
         self._point = self.space.default
+        self.concurrency = int(found["concurrency"])
+        """How many queries a closed loop keeps under way at the default point."""
         self.digest = str(found["digest"])
         """Of the model's file; empty where it is none."""
         self.placement = None
@@ -107,9 +110,9 @@ class BoardWorkload:
         self._told.say(do="query", point=dict(self._point))
         return query_from(self._told.next("q"))[1]
 
-    def run(self, device: Device, point: OperatingPoint, asked: Asked) -> Run:
-        """Return a load on it, which is driven there."""
-        return HostedRun(self, device, point.only(self.space.names), asked)
+    def run(self, device: Device, point: OperatingPoint, asked: Asked, watch: RequestWatch | None) -> Run:
+        """Return a load on it, which is driven and watched there."""
+        return HostedRun(self, device, point.only(self.space.names), asked, watch)
 
     @property
     def told(self) -> "Told":
@@ -174,6 +177,8 @@ class Told:
         self._orders: list[Mapping[str, object]] = []
         self.failed = False
         """Whether an error has ended what was under way there, or it can be followed no longer."""
+        self.refused = False
+        """Whether a point was refused, so that nothing of what was said with it has been passed on."""
         self.torn = False
         """Whether an answer was lost, so that nobody knows what is under way there."""
         self.cut: Callable[[], bool] = lambda: False
@@ -199,7 +204,7 @@ class Told:
             except KnobRejected:
                 # The point was refused before anything was passed on. What is to end there still is.
                 self._orders = [order for order in orders if order["do"] == "end"]
-                self.failed = True
+                self.failed = self.refused = True
                 raise
             # A lost connection, or a Ctrl-C: whoever waited for the end of what runs there might wait for ever.
             except BaseException:
@@ -285,6 +290,8 @@ class HostedWindow(ObservedWindow):
     """A window that was driven elsewhere, as it is told."""
 
     told: Told = field(kw_only=True)
+    watched: bool = field(default=False, kw_only=True)
+    """Whether the load may be ended there for its error budget."""
     beside: _ToldDevice = field(default_factory=_ToldDevice, kw_only=True)
 
     @property
@@ -321,15 +328,28 @@ class HostedWindow(ObservedWindow):
         self._count(query)
 
     def load(self) -> Iterator[Query]:
-        """Yield queries as they are told."""
+        """Yield queries as they are told, and looks before the end that a watch sets."""
         while True:
+            while self.watched and self.told.peek()[0] == "r":
+                self._take_look()
+            if self.watched and self.told.waits("over"):
+                return
             yield self.query()
 
 
 class HostedRun:
     """A load that is driven on the board which hosts the workload."""
 
-    def __init__(self, workload: BoardWorkload, device: Device, point: OperatingPoint, asked: Asked) -> None:
+    def __init__(
+        self,
+        workload: BoardWorkload,
+        device: Device,
+        point: OperatingPoint,
+        asked: Asked,
+        watch: RequestWatch | None = None,
+    ) -> None:
+        self._watch = watch
+        self._warm = False
         self._workload = workload
         self._device = device
         self._point = point
@@ -356,12 +376,21 @@ class HostedRun:
                 judged=asked.window.precision is not None or bool(asked.goal.limits),
                 arrivals=str(asked.arrivals),
                 seed=asked.seed,
+                watch=None if self._watch is None else self._watch.order(),
             )
         self._begun = True
-        self._over = self._told.failed = False
+        self._over = self._told.failed = self._told.refused = False
         self._close_with(None)
         count = int(self._told.next("warm")[1])
-        seen = HostedWindow(self._device, asked.sensor, arrivals=asked.arrivals, goal=asked.goal, told=self._told)
+        self._warm = True
+        seen = HostedWindow(
+            self._device,
+            asked.sensor,
+            arrivals=asked.arrivals,
+            goal=asked.goal,
+            told=self._told,
+            watched=self._watch is not None,
+        )
         censored = observe(seen, seen.load(), asked.window, verdict)
         self._stop()
         return count, seen, censored
@@ -393,6 +422,8 @@ class HostedRun:
         """Take what is told of a load at the end of a window."""
         self._over = True
         self._report = over[1]
+        if self._watch is not None:
+            self._watch.hear(self._report["watch"], ended=False)
         if (raw := self._report.get("reading")) is not None:
             self._close_with(raw)
         self._workload.notes = tuple(map(str, self._report["notes"]))
@@ -417,9 +448,22 @@ class HostedRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._begun or self._told.failed:
-            return  # an error has ended it there
+        if not self._begun or self._told.torn:
+            return
+        if not self._told.failed:
+            with suppress(PolythrottleError):
+                if not self._over:
+                    self._stop()
+            self._told.say(do="end")  # with what is asked next: nothing is sent there between two windows
+        if self._watch is not None:
+            self._hear_the_last(self._watch)
+
+    def _hear_the_last(self, watch: RequestWatch) -> None:
+        """Take over what the requests have spent in the end; where nobody tells, that is all they might have."""
+        if self._told.refused:
+            if not self._warm:  # nothing was begun
+                watch.hear(watch.state, ended=True)
+                return
+            self._told.say(do="end")
         with suppress(PolythrottleError):
-            if not self._over:
-                self._stop()
-        self._told.say(do="end")  # with what is asked next: nothing is sent there between two windows
+            watch.hear(self._told.until("watched")[1], ended=True)

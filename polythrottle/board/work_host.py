@@ -9,8 +9,10 @@ one line: a request is ``say`` (a list of commands) and ``wait_s`` (how long to 
   tuned, the number what CUDA calls it here, and the digest that of the model's file.
 ``close`` → ``closed``. Closes it, so that a service is as it was found.
 ``query`` {point} → ``query``: one query, outside any window.
-``begin`` {point, window, sensor, least, judged, arrivals, seed} → ``warm`` {count}, ``q`` and ``r`` …, and ``over``
-  {late_p99_s, cpu_s, notes, reading}, the last a reading of the device then, or nothing.
+``begin`` {point, window, sensor, least, judged, arrivals, seed, watch} → ``warm`` {count}, ``q`` and ``r`` …, and
+  ``over`` {late_p99_s, cpu_s, notes, reading, watch}, the reading one of the device then, or nothing. With a watch
+  (`polythrottle.metering.request_watch`) no request is sent that it does not permit, and ``watched``, what it has seen
+  in the end, is told after the load has ended, also where an error has ended it.
 ``stop`` ends the window that is driven; what it tells after that is of no use.
 ``again`` drives another window of the same load; ``rest`` {until_s} → ``q`` …, what was sent before a moment.
 ``end`` ends the load.
@@ -47,9 +49,10 @@ from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Query, Reading, Window
-from polythrottle.domain.ports import Noting, Placed, Sensor, Target, Workload
+from polythrottle.domain.ports import Concurrent, Noting, Placed, Sensor, Target, Workload
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.load import Load, batch_of, drive
+from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.metering.window import Checks, WindowLog, idle_looks, observe, query_line, warm_up
 from polythrottle.storage.identity import content_digest
 from polythrottle.storage.json_lines import Channel, encode
@@ -288,6 +291,7 @@ class Worker:
         self._device = device
         self._outbox = outbox
         self._workload: Workload | None = None
+        self._watch: RequestWatch | None = None
 
     def run(self) -> None:
         """Go on until there is nobody to work for."""
@@ -318,6 +322,9 @@ class Worker:
         except Exception as err:
             words = f"the board's side met a fault: {type(err).__name__}: {err}"
             self._outbox.tell(["error", error_line(TrialError(words))])
+        if self._watch is not None:
+            self._outbox.tell(["watched", self._watch.state])
+            self._watch = None
 
     def _carry_out(self, order: Mapping[str, Any]) -> None:
         works: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
@@ -357,6 +364,9 @@ class Worker:
         self._workload = served
         told = {"space": json.dumps(space_document(served.space)), "notes": _notes(served), **_place(served, target)}
         told["digest"] = _digest(order["uri"])
+        told["concurrency"] = 1
+        if isinstance(served, Concurrent):
+            told["concurrency"] = served.concurrency
         self._outbox.tell(["opened", told])
 
     def _close(self, order: Mapping[str, Any]) -> None:
@@ -387,6 +397,9 @@ class Worker:
         self._outbox.tell(["idled", len(told)])
 
     def _begin(self, order: Mapping[str, Any]) -> None:
+        watch = None
+        if order["watch"] is not None:
+            watch = self._watch = RequestWatch.there(order["watch"])
         served = self._served()
         point = OperatingPoint(order["point"])
         served.apply(point)
@@ -395,7 +408,7 @@ class Worker:
         arrivals = Arrivals.parse(order["arrivals"])
         clock = self._device.clock
         batch = batch_of(served, point)
-        with drive(served, arrivals, clock, order["seed"], batch=batch, timeout_s=window.timeout_s) as load:
+        with drive(served, arrivals, clock, order["seed"], batch=batch, timeout_s=window.timeout_s, gate=watch) as load:
             more: Mapping[str, Any] | None = order
             while more is not None and more["do"] != "end":
                 if more["do"] == "rest":
@@ -422,6 +435,8 @@ class Worker:
     def _tell_over(self, load: Load) -> None:
         report = load.report
         told: dict[str, Any] = {"late_p99_s": report.late_p99_s, "cpu_s": report.cpu_s, "notes": _notes(self._served())}
+        if self._watch is not None:
+            told["watch"] = self._watch.state
         with suppress(PolythrottleError):  # whoever needs it asks, and is told why there is none
             self._device.read()
             told["reading"] = self._device.raw

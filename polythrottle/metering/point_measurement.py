@@ -65,7 +65,7 @@ def measure(
 
     Raises:
         InvalidInput: If single requests are to be kept or watched of a recorded device, which knows none, or watched
-            where they are sent elsewhere.
+            of a workload that sends them itself.
         TrialError: If a level is refused, a query fails, or the window tells nothing.
         DeviceError: If the device cannot be reached.
     """
@@ -104,8 +104,6 @@ def unwatched(device: Device, workload: Workload) -> str:
         return f"a recorded table serves no requests, so none is late; {leave}"
     if isinstance(workload, SelfPaced):
         return f"a simulated server of language models sends its requests itself, so no error budget bounds it; {leave}"
-    if isinstance(workload, Hosted):
-        return f"over SSH the requests are sent on the board, where no error budget bounds them yet; {leave}"
     return ""
 
 
@@ -155,8 +153,12 @@ class Run(Protocol):
 class Hosted(Protocol):
     """A workload that runs elsewhere, where its windows are driven too."""
 
-    def run(self, device: Device, point: OperatingPoint, asked: Asked) -> Run:
-        """Return a load on it at its part of a point; nothing is sent before the first window."""
+    @property
+    def concurrency(self) -> int:
+        """How many queries a closed loop keeps under way where the point does not say it."""
+
+    def run(self, device: Device, point: OperatingPoint, asked: Asked, watch: RequestWatch | None) -> Run:
+        """Return a load on it at its part of a point, watched there; nothing is sent before the first window."""
 
 
 @runtime_checkable
@@ -170,11 +172,13 @@ class Closing(Protocol):
         """Return that reading, once, or else one that is taken now."""
 
 
-def run_of(device: Device, workload: Workload, point: OperatingPoint, asked: Asked, gate: Gate | None = None) -> Run:
-    """Return a load on a workload at a point: driven here, or where the workload runs, which heeds no gate."""
+def run_of(
+    device: Device, workload: Workload, point: OperatingPoint, asked: Asked, watch: RequestWatch | None = None
+) -> Run:
+    """Return a load on a workload at a point: driven and watched here, or where the workload runs."""
     if isinstance(workload, Hosted):
-        return workload.run(device, point, asked)
-    return OwnRun(device, workload, point, asked, gate)
+        return workload.run(device, point, asked, watch)
+    return OwnRun(device, workload, point, asked, watch)
 
 
 class OwnRun:

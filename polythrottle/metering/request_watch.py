@@ -1,12 +1,19 @@
 """Requests of a trial watched one by one: none is sent that could overdraw an error budget."""
 
-import math
-from collections.abc import Sequence
+from __future__ import annotations
 
-from polythrottle.domain.error_budget import LateRequests, late_share
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polythrottle.domain.backports import paired
+from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests, late_share
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.problem import Constraint
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CUT = "cut short to keep the error budget"
 """How the failure of a trial begins that was cut before it told anything."""
@@ -30,7 +37,8 @@ _LONGEST_S = 30.0
 class RequestWatch:
     """Watches the requests of one trial: each counts as late from before it is sent until it is known not to be.
 
-    Whoever sends asks `permits` first and tells `landed` after, both in one thread.
+    Whoever sends asks `permits` first and tells `landed` after, both in one thread. Where requests are sent on another
+    machine, one that is made `there` from an `order` watches them, and what it tells is heard here.
 
     Args:
         limits: Absolute; those on percentiles of requests count.
@@ -56,7 +64,47 @@ class RequestWatch:
         self._late = dict.fromkeys(self._limits, 0)
         self._bets = {metric: [bet for bet in _BETS if bet > share] for metric, share in self._shares.items()}
         self._odds = {metric: [1.0] * len(bets) for metric, bets in self._bets.items()}
+        self._away = False
         self.cut = ""
+
+    @classmethod
+    def there(cls, order: Mapping[str, Any]) -> Self:
+        """Return what watches, on the machine that sends, the requests of an `order`."""
+        limits = [Constraint(metric, limit) for metric, limit in order["limits"].items()]
+        watch = cls(limits, NOTHING_SPENT, 0.0, under_way=order["under_way"], least=order["least"])
+        watch.allowance = order["allowance"]
+        return watch
+
+    def order(self) -> dict[str, Any]:
+        """Have the requests watched elsewhere: return what `there` needs, as JSON has it.
+
+        From now on all that the trial may spend counts as spent, until `hear` is told of the end.
+        """
+        self._away = True
+        return {
+            "limits": self._limits,
+            "allowance": self.allowance,
+            "under_way": self._under_way,
+            "least": self._least,
+        }
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was seen so far, as JSON has it."""
+        return {"sent": self._sent, "flying": self._flying, "late": {**self._late}, "cut": self.cut}
+
+    def hear(self, state: Mapping[str, Any], *, ended: bool) -> None:
+        """Take over what the watch elsewhere has seen.
+
+        Args:
+            state: Of that one.
+            ended: Whether that is all: nothing is sent there any more.
+        """
+        self._sent = int(state["sent"])
+        self._flying = int(state["flying"])
+        self._late = {metric: int(state["late"][metric]) for metric in self._limits}
+        self.cut = str(state["cut"])
+        self._away = not ended
 
     @property
     def affordable(self) -> bool:
@@ -104,7 +152,7 @@ class RequestWatch:
             share = self._shares[metric]
             self._odds[metric] = [
                 odds * (bet / share if late else (1 - bet) / (1 - share))
-                for odds, bet in zip(self._odds[metric], self._bets[metric], strict=True)
+                for odds, bet in paired(self._odds[metric], self._bets[metric])
             ]
             sure = sum(self._odds[metric]) >= _SURE * len(_BETS) and self._sent - self._flying >= self._least
             if sure and not self.cut:
@@ -117,7 +165,9 @@ class RequestWatch:
 
     @property
     def spent(self) -> LateRequests:
-        """What this trial has spent: what is not known to be in time is late."""
+        """What this trial has spent: what is not known to be in time is late, and all of it where nobody tells."""
+        if self._away:
+            return LateRequests(forfeited=self.allowance)
         return LateRequests.of_trial(self._sent, {metric: late + self._flying for metric, late in self._late.items()})
 
     def _worst(self, count: int) -> float:

@@ -16,7 +16,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import batch_of
-from polythrottle.metering.point_measurement import Closing, measure, unwatched
+from polythrottle.metering.point_measurement import Closing, Hosted, measure, unwatched
 from polythrottle.metering.request_watch import CUT, RequestWatch
 from polythrottle.metering.validity import check_reference
 from polythrottle.storage.journal import Journal
@@ -115,7 +115,7 @@ def watch_of(
     """
     if not problem.arrivals.closed:
         under_way = batch_of(workload, point)
-    elif isinstance(workload, Concurrent):
+    elif isinstance(workload, (Concurrent, Hosted)):
         under_way = int(point.get(_CONCURRENCY, workload.concurrency))
     else:
         under_way = 1

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from boards_over_ssh import await_that, far_sides, held, planted, stand_in
-from fake_servers import FakeServer, kserve, listening, openai, piece, usage
+from fake_servers import FakeServer, Handler, doubling, kserve, listening, openai, piece, usage
 
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.hosted import BoardWorkload
@@ -19,6 +20,7 @@ from polythrottle.board.link import SSH
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, UnknownName
 from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.journal import ending, late_requests
 from polythrottle.tuning.setup import Setup
 
 X = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
@@ -90,6 +92,55 @@ def test_a_language_model_is_measured_there_with_the_key_of_the_desk(
     assert said["ttft_p50"] > 0
     assert said["tokens_per_j"] > 0
     assert server.seen[-1][2]["Authorization"] == "Bearer sk-of-the-desk"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_an_error_budget_is_kept_by_the_board_that_sends(
+    board: str, server: FakeServer, tmp_path: Path, concurrency: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the server counts it, a search of which every later request is late stays within it; the account says so."""
+    sent: list[int] = []
+
+    def infer(handler: Handler, body: bytes) -> None:
+        sent.append(len(sent) >= 80)
+        if sent[-1]:
+            time.sleep(0.5)
+        doubling(handler, body)
+
+    server.answers["POST", "/v2/models/m/infer"] = infer
+    words = ["tune", "--device", board, "--workload", f"kserve://{server.where}/m?concurrency={concurrency}"]
+    words += ["--slo", "p99<=400ms", "--error-budget", "20", "--trials", "6", "--knobs", "mem_hz", "--queries", "60"]
+    words += ["--seconds", "0.1", "--method", "random", "--no-presets", "--no-history"]
+    words += ["--journal", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "a.toml"), "--json"]
+    assert run(words) in (0, 5), capsys.readouterr().err
+    late = sum(sent)
+    assert 0 < late - 0.01 * len(sent) <= 20
+    account = late_requests(tmp_path / "a.jsonl")
+    assert (account.sent, account.late["p99"], account.forfeited) == (len(sent), late, 0)
+    assert "error budget" in (ending(tmp_path / "a.jsonl") or "")
+
+
+@pytest.mark.slow
+def test_a_trial_whose_connection_is_lost_forfeits_its_share(
+    board: str, server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody knows what it sent: all that it was allowed counts as spent."""
+
+    def infer(handler: Handler, body: bytes) -> None:
+        if len(server.seen) > 60:
+            for pid in far_sides(tmp_path):
+                os.kill(pid, signal.SIGKILL)
+        doubling(handler, body)
+
+    server.answers["POST", "/v2/models/m/infer"] = infer
+    words = ["tune", "--device", board, "--workload", f"kserve://{server.where}/m", "--slo", "p99<=9s"]
+    words += ["--error-budget", "20", "--trials", "6", "--knobs", "mem_hz", "--queries", "200", "--no-presets"]
+    assert run([*words, "--journal", str(tmp_path / "a.jsonl"), "--no-history"]) == DeviceError.exit_code
+    assert "the connection to ssh://nano was lost" in capsys.readouterr().err
+    account = late_requests(tmp_path / "a.jsonl")
+    assert account.forfeited == 9.0  # a third of what is left, or one under way and eight that a trial needs
+    assert account.sent == 0
 
 
 def test_a_model_that_the_server_has_not_is_named_with_the_nearest(board: str, server: FakeServer) -> None:

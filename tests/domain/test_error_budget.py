@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from polythrottle.domain.errors import InvalidInput, TrialError
 from polythrottle.domain.measurement import Query, Window
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.domain.study import Study, TrialState
+from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.metering.load import drive
 from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.storage.journal import Journal, ending, late_requests
@@ -232,6 +233,39 @@ def test_a_killed_trial_forfeits_what_it_might_have_spent(tmp_path: Path) -> Non
         assert late_requests(path).forfeited == reserved
     search(path, workload, device, 30.0)
     assert late_requests(path).most_beyond() == reserved
+
+
+def test_a_watch_elsewhere_decides_as_one_here(tmp_path: Path) -> None:
+    """Its order and what it has seen travel as JSON; until its end is heard all that it may spend is spent."""
+    for seed in range(50):
+        draw = random.Random(seed)
+        spent = LateRequests.of_trial(100, {"p99": draw.randrange(9)})
+        here, asked = (RequestWatch((LIMIT,), spent, 30.0, under_way=2, least=8) for _ in range(2))
+        there = RequestWatch.there(json.loads(json.dumps(asked.order())))
+        assert asked.spent == LateRequests(forfeited=asked.allowance)
+        for _ in range(200):
+            assert there.permits(1) == here.permits(1)
+            if here.cut:
+                break
+            latency_s = draw.choice((0.01, 0.01, 0.03))
+            there.landed(Query(latency_s))
+            here.landed(Query(latency_s))
+        asked.hear(json.loads(json.dumps(there.state)), ended=False)
+        assert asked.spent.forfeited == asked.allowance
+        asked.hear(there.state, ended=True)
+        assert (asked.spent, asked.cut, asked.broken) == (here.spent, here.cut, here.broken)
+
+
+def test_a_trial_whose_end_is_not_heard_forfeits_what_was_reserved(tmp_path: Path) -> None:
+    """As of one that was killed: in the account of the search that goes on, and of who reads its journal."""
+    problem = Problem(SearchSpace.grid((Knob("level", (1, 2)),), {"level": 1}), (LIMIT,), "device", "model")
+    with Journal.create(tmp_path / "a.jsonl", Study(problem, "listed"), {}) as kept:
+        trial = Trial(0, problem.space.default)
+        kept.started(trial, 10.0)
+        kept.failed(replace(trial, failure="the connection was lost"), LateRequests(forfeited=10.0))
+        assert kept.spent.forfeited == 10.0
+    with Journal.reopen(tmp_path / "a.jsonl") as kept:
+        assert kept.spent == LateRequests(forfeited=10.0)
 
 
 # --- requests that are under way together ----------------------------------------------------------------------------

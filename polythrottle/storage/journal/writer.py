@@ -137,10 +137,12 @@ class Journal:
         self.study = replace(self.study, trials=self.study.trials[: trial.number])
 
     def _counted(self, spent: LateRequests | None) -> dict[str, Any]:
-        """Add what a trial has spent; return it as a line has it."""
+        """Add what a trial has spent; return it as a line has it, which says nothing where nobody saw its end."""
         if spent is None:
             return {}
         self.spent += spent
+        if spent.forfeited:  # all that was reserved: who reads a line without requests puts that down
+            return {}
         return {"requests": late_line(spent)}
 
     def referred(self, reference: Reference) -> Study:
