@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from polythrottle.backends import DeviceURI
 from polythrottle.board.link import Place
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.daemon.client import Client
-from polythrottle.daemon.study_process import StudyRequest, last_words, tune_words
+from polythrottle.daemon.study_process import StudyRequest, begun_with, last_words, tune_words
 from polythrottle.daemon.web.messages import TUNE_OPTIONS
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import (
@@ -50,6 +51,7 @@ _END_S = 20.0
 _UNMET = 5
 _SIMULATED = "sim:"
 _METER = "meter="
+_ERRORS = "error_budget"
 _STUDY = re.compile(r"study-[0-9]{1,9}")
 _KEY = re.compile(r"[0-9a-f]{8}")
 _TRIALS_MOST = 10_000
@@ -90,6 +92,7 @@ class _Lent:
     trials: int
     options: Mapping[str, str]
     prior: str
+    error_budget: str
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], away: bool) -> "_Lent":
@@ -114,6 +117,7 @@ class _Lent:
                 trials=int(answer["trials"]),
                 options={str(name): _text(value) for name, value in dict(answer["options"]).items()},
                 prior=str(answer["prior"]).encode().decode(),  # of characters that can be written
+                error_budget=_text(answer.get("error_budget", "")),  # an older daemon bounds nothing
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _Odd(f"its daemon is of another version: {bounded(printable(str(error)), 100)}") from error
@@ -130,7 +134,8 @@ class _Lent:
             name in TUNE_OPTIONS and re.fullmatch(TUNE_OPTIONS[name]["pattern"], value)
             for name, value in self.options.items()
         )
-        if not named or not known or not 1 <= self.trials <= _TRIALS_MOST:
+        bound = re.fullmatch(TUNE_OPTIONS["error_budget"]["pattern"], self.error_budget) or not self.error_budget
+        if not named or not known or not bound or not 1 <= self.trials <= _TRIALS_MOST:
             raise _Odd("its daemon asks for a study that no daemon asks for")
 
 
@@ -280,7 +285,7 @@ class StudyHost:
                 start_new_session=True,
             )
             try:
-                self._follow(client, claim, process, journal)
+                self._follow(client, claim, process, journal, lent)
             finally:
                 broken_off = process.poll() is None
                 _ended(process)
@@ -288,27 +293,30 @@ class StudyHost:
                 client.host_study(_own_name(), claim, leaves=True)
                 return False
             words = last_words(errors)
-        self._give_back(client, claim, lent, out, process.returncode, words)
+        ends = partial(client.host_study, _own_name(), claim, ended=True, **_account(lent, journal))
+        self._give_back(ends, lent, out, process.returncode, words)
         return True
 
-    def _follow(self, client: Client, claim: str, process: "subprocess.Popen[bytes]", journal: Path) -> None:
+    def _follow(
+        self, client: Client, claim: str, process: "subprocess.Popen[bytes]", journal: Path, lent: _Lent
+    ) -> None:
         """Tell the daemon how far a study is, until it ends, or this host is to."""
         while process.poll() is None and not self._ends.is_set():
             trials, best_j = progress(journal)
-            client.host_study(_own_name(), claim, trials=trials, best_j=best_j)
+            client.host_study(_own_name(), claim, trials=trials, best_j=best_j, **_account(lent, journal))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_S)
 
-    def _give_back(self, client: Client, claim: str, lent: _Lent, out: Path, code: int, words: str) -> None:
+    def _give_back(self, ends: Callable[..., object], lent: _Lent, out: Path, code: int, words: str) -> None:
         if code == 0 and out.is_file():
-            client.host_study(_own_name(), claim, ended=True, profile=_as_there(out, lent))
+            ends(profile=_as_there(out, lent))
             self._say("ended", f"{lent.id} has ended; its profile is the daemon's")
         elif code in (0, _UNMET):
-            client.host_study(_own_name(), claim, ended=True, words="no point that was tried is to be followed")
+            ends(words="no point that was tried is to be followed")
             self._say("ended", f"{lent.id} has ended; no point that was tried is to be followed")
         else:
             said = words or f"exit code {code}"
-            client.host_study(_own_name(), claim, ended=True, failed=True, words=said)
+            ends(failed=True, words=said)
             if self._once:
                 raise TrialError(f"{lent.id}: {said}")
             self._say("failed", f"{lent.id}: {said}")
@@ -324,6 +332,10 @@ class StudyHost:
             prior = str(file)
         asked = StudyRequest(lent.trials, lent.options)
         words = tune_words(device, lent.workload, lent.slo, asked, prior=prior, journal=journal, out=out)
+        # One that goes on has what it was begun with, whatever is left of it today.
+        error_budget = begun_with(journal) if journal.exists() else lent.error_budget
+        if error_budget and _ERRORS not in lent.options:
+            words += ["--error-budget", error_budget]
         return [*self._program, *words]
 
     def _say(self, kind: str, words: str) -> None:
@@ -401,6 +413,20 @@ def progress(path: Path) -> tuple[int, float | None]:
     if best is None or best.measurement is None:
         return len(ended), None
     return len(ended), best.measurement.energy_j
+
+
+def _account(lent: _Lent, journal: Path) -> dict[str, float]:
+    """Return what a daemon is told of the error budget it has lent with.
+
+    Nothing where it has lent with none, as an older one, which would not understand it; or where the study goes on with
+    that of an earlier loan.
+    """
+    if not lent.error_budget or begun_with(journal) != lent.error_budget:
+        return {}
+    try:
+        return {"late": journals.late_requests(journal).most_beyond()}
+    except BadFile:  # it has not begun
+        return {}
 
 
 def _as_there(out: Path, lent: _Lent) -> str:

@@ -100,6 +100,7 @@ class HostStudy:
         claim: What the answer to the first call named; empty to claim.
         trials: Made so far.
         best_j: Energy of the best point so far, joules.
+        late: Requests that were late so far beyond the SLO's own share; None where none are counted.
         leaves: Whether the host gives the claim up: another may go on with the study.
         ended: Whether the study has ended.
         failed: Whether something went wrong with it, so that it is not made again; ``words`` say what.
@@ -110,6 +111,7 @@ class HostStudy:
     claim: str = ""
     trials: int = 0
     best_j: float | None = None
+    late: float | None = None
     leaves: bool = False
     ended: bool = False
     failed: bool = False

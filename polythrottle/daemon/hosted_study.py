@@ -18,7 +18,7 @@ from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.daemon.commands import HostStudy
 from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.status import StudyShown
-from polythrottle.daemon.study_process import Studies, StudyOutcome, StudyRequest
+from polythrottle.daemon.study_process import Studies, StudyOutcome, StudyRequest, spent_words
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.untrusted import printable
@@ -58,6 +58,12 @@ class _Loan:
     name: str
     reason: str
     answer: Mapping[str, Any]
+
+    def spent(self, late: float | None) -> str:
+        """Return, for people and to follow other words, what a host says of the error budget; empty if nothing."""
+        if late is None or not self.answer["error_budget"]:
+            return ""
+        return f"; {spent_words(late, self.answer['error_budget'])}"
 
 
 def by_host(text: str | None) -> bool:
@@ -179,7 +185,6 @@ class HostedStudies(Studies):
         assert self._due is not None
         name = self._name()
         device, environment = self._lender.lend()
-        # Without an error budget: over SSH nobody sees each request before it is sent, as with `tune`.
         answer = {
             "id": name,
             "key": self._due.key,
@@ -190,6 +195,8 @@ class HostedStudies(Studies):
             "trials": self.asked.trials,
             "options": dict(self.asked.options),
             "prior": self._prior(tuned),
+            # What a host of an older version passes over; one that goes on has what its journal began with.
+            "error_budget": self._error_budget(tuned, device),
         }
         self._loan = _Loan(name, reason, answer)
         self.shown = StudyShown(name, "running", 0, self.asked.trials, words=f"{reason}; by {claim.host}")
@@ -284,7 +291,7 @@ class HostedStudies(Studies):
         answer: dict[str, Any] = {"state": "waiting", "claim": self._claim.token, "words": ""}
         if self._loan is None or self.shown is None:
             return answer
-        words = f"{self._loan.reason}; by {self._claim.host}"
+        words = f"{self._loan.reason}; by {self._claim.host}{self._loan.spent(said.late)}"
         self.shown = replace(self.shown, trials=said.trials, best_j=said.best_j, words=words)
         return {**answer, "state": "lent", "words": self._loan.reason, **self._loan.answer}
 
@@ -307,7 +314,7 @@ class HostedStudies(Studies):
             self._outcome = StudyOutcome(None, f"the study failed at its host: {words}", failed=True)
             self._show("failed", self._outcome.words)
         else:
-            ends = "the study has ended"
+            ends = f"the study has ended{loan.spent(said.late)}"
             if profile is None:
                 ends += "; no point that was tried is to be followed"
             self._outcome = StudyOutcome(profile, ends)

@@ -40,7 +40,7 @@ _NAMED = re.compile(r"study-([0-9]{1,9})")
 _LINES_MOST = 4096
 _UNMET = 5
 _ERRORS = "error-budget"
-_UNSEEN = ("ssh:", "replay:", "cmd:")
+_UNSEEN = ("replay:", "cmd:")
 """Devices and workloads whose requests nobody here sees one by one before they are sent."""
 _REQUESTS = Window().warmup + Window().most_queries
 """What a trial may send at most."""
@@ -225,7 +225,8 @@ class Studies:
         journal = self._journals / f"{name}.jsonl"
         out = self._profiles / f"{name}.toml"
         device, environment = self._lender.lend()
-        error_budget = self._error_budget(tuned, device, journal)
+        # One that goes on has what it was begun with.
+        error_budget = begun_with(journal) if journal.exists() else self._error_budget(tuned, device)
         try:
             words = self._words(tuned, device, journal, out)
             if error_budget:
@@ -240,15 +241,13 @@ class Studies:
         # Noted as it begins: the daemon may be killed at any time, and the next one goes on with it.
         self._remember(done=False)
 
-    def _error_budget(self, tuned: FollowedProfile, device: str, journal: Path) -> str:
-        """Return how many requests a study may make late, as `tune` takes it; empty where nobody bounds that.
+    def _error_budget(self, tuned: FollowedProfile, device: str) -> str:
+        """Return how many requests a new study may make late, as `tune` takes it; empty where nobody bounds that.
 
-        One that goes on has what it was begun with. Nothing is bounded where a study takes nothing from those who are
+        Nothing is bounded where a study takes nothing from those who are
         served, somebody has said what it may take, its limits say of no request whether it is late, or no one here sees
         a request before it is sent.
         """
-        if journal.exists():
-            return _begun_with(journal)
         unseen = device.startswith(_UNSEEN) or tuned.workload.startswith(_UNSEEN)
         if self._late_left is None or self.costless or unseen or _ERRORS in _spelled(self.asked.options):
             return ""
@@ -388,7 +387,7 @@ class Studies:
             return
         told = line["requests"]
         child.spent += LateRequests.of_trial(int(told["sent"]), {str(k): int(v) for k, v in told["late"].items()})
-        words = f"{child.spent.most_beyond():.4g} of {child.error_budget} requests late beyond the SLO's own share"
+        words = spent_words(child.spent.most_beyond(), child.error_budget)
         self.shown = replace(self.shown, words=f"{child.reason}; {words}")
 
     def _came_out(self, child: _Child, code: int) -> StudyOutcome:
@@ -472,7 +471,12 @@ def _spelled(options: Mapping[str, str]) -> set[str]:
     return {name.replace("_", "-") for name in options}
 
 
-def _begun_with(journal: Path) -> str:
+def spent_words(late: float, error_budget: str) -> str:
+    """Return what a study has spent of its error budget, for people."""
+    return f"{late:.4g} of {error_budget} requests late beyond the SLO's own share"
+
+
+def begun_with(journal: Path) -> str:
     """Return the error budget a study was begun with, as its journal keeps it; empty if it had none."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError), journal.open("rb") as file:
         kept = json.loads(file.readline(_LONGEST_LINE))["plan"].get("error_budget")

@@ -142,6 +142,8 @@ shutil.copy({str(tmp_path / "found.toml")!r}, words[words.index("--out") + 1])
         ("", {"options": {"seed": "3 --out x"}}, "that no daemon asks for"),
         ("", {"environment": 7}, "of another version"),
         ("", {"prior": "\ud800"}, "of another version"),
+        ("", {"error_budget": 7}, "of another version"),
+        ("", {"error_budget": "7 --out x"}, "that no daemon asks for"),
     ],
 )
 def test_a_study_that_no_daemon_asks_for_is_refused(
@@ -154,6 +156,43 @@ def test_a_study_that_no_daemon_asks_for_is_refused(
         serve(daemon, monkeypatch, search, tmp_path, board)
     assert daemon.last["failed"]
     assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.parametrize("begun", ["", "7.25", "9"])
+def test_what_may_be_late_is_bounded_as_the_daemon_says(
+    begun: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study that goes on has what it was begun with; what was spent is told of the bound that was lent."""
+    folder = state / "studies" / "hosted" / "ssh-orin"
+    search = f"""
+import json
+open({str(tmp_path / "seen")!r}, "w").write(json.dumps(words))
+open(words[words.index("--journal") + 1], "ab").write(b"")
+sys.exit(5)
+"""
+    journal_path = folder / "study-3-0123abcd.jsonl"
+    if begun:
+        folder.mkdir(parents=True)
+        words = {"slo": "p99<=45ms", "method": "random", "trials": 3, "journal": journal_path, "error_budget": begun}
+        tune("sim:jetson-orin-nano", "resnet50", presets=False, out=tmp_path / "p.toml", **words)
+    daemon = Daemon({**LENT, "error_budget": "7.25"})
+    serve(daemon, monkeypatch, search, tmp_path)
+    words = json.loads((tmp_path / "seen").read_text())
+    assert words[words.index("--error-budget") + 1] == (begun or "7.25")
+    assert ("late" in daemon.last) == (begun == "7.25")
+    if begun == "7.25":
+        assert daemon.last["late"] == journal.late_requests(journal_path).most_beyond()
+
+
+def test_a_daemon_that_bounds_nothing_is_told_of_no_account(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an older version, which knows no such word."""
+    search = f"import json; open({str(tmp_path / 'seen')!r}, 'w').write(json.dumps(words)); sys.exit(5)"
+    daemon = Daemon()
+    serve(daemon, monkeypatch, search, tmp_path)
+    assert "--error-budget" not in json.loads((tmp_path / "seen").read_text())
+    assert not any("late" in said for said in daemon.heard)
 
 
 @pytest.mark.parametrize(

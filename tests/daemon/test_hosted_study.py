@@ -79,6 +79,38 @@ def test_a_claimed_study_is_lent_and_its_profile_followed(house: House, tmp_path
     assert say(house)["state"] == "none"
 
 
+def test_a_host_is_lent_what_the_day_leaves_of_late_requests(house: House, tmp_path: Path) -> None:
+    """As a study here would be; what it has spent is shown while it runs, and told when it has ended."""
+    house.studies._late_left = lambda requests: 7.25 if requests == 5 * 1005 else 0.0
+    claim = lent(house)
+    assert say(house, claim=claim)["error_budget"] == "7.25"
+    say(house, claim=claim, trials=1, late=2.5)
+    assert house.desk.status.study is not None
+    house.turns(1)
+    assert house.desk.status.study.words.endswith("by desk; 2.5 of 7.25 requests late beyond the SLO's own share")
+    write_profile(profile(LADDER), tmp_path / "found.toml")
+    answer = say(house, claim=claim, ended=True, late=3.0, profile=(tmp_path / "found.toml").read_text())
+    assert answer["words"] == "the study has ended; 3 of 7.25 requests late beyond the SLO's own share"
+
+
+@pytest.mark.parametrize("case", ["asked", "old host", "unbounded"])
+def test_a_hosted_study_without_an_account_goes_on(house: House, case: str) -> None:
+    """Somebody asked for a bound of its own, the host is older and says nothing, or nobody counts the day's."""
+    if case == "old host":
+        house.studies._late_left = lambda requests: 7.25
+    options = {"error_budget": "3"} if case == "asked" else {}
+    house.desk.hand_in(StartStudy(5, options))
+    house.turns(2)
+    claim = str(say(house)["claim"])
+    answer = say(house, claim=claim)
+    assert (answer["error_budget"], answer["options"]) == ("7.25" if case == "old host" else "", options)
+    say(house, claim=claim, trials=1, late=None if case == "old host" else 2.0)
+    house.turns(1)
+    assert house.desk.status.study is not None
+    assert house.desk.status.study.words == "somebody asked for it; by desk"
+    assert say(house, claim=claim, ended=True)["words"].startswith("the study has ended; no point")  # type: ignore[attr-defined]
+
+
 def test_a_second_host_is_refused(house: House) -> None:
     """One board has one study host."""
     lent(house)

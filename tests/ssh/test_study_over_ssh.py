@@ -1,6 +1,7 @@
 """A daemon of a board without an optimiser has its study made at the desk, behind a real ``sshd``."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
@@ -10,6 +11,8 @@ import pytest
 from actuators import GPU, Process, until
 from boards_over_ssh import far_sides
 from builders import quick
+from fake_servers import kserve
+from fake_servers import listening as serving
 from sshd import SSHD, listening
 
 from polythrottle.board.link import SSH
@@ -24,17 +27,26 @@ pytestmark = [pytest.mark.ssh, pytest.mark.skipif(SSHD is None, reason="needs ss
 BOARD = "jetson-orin-nano"
 
 
-def test_a_study_is_made_at_the_desk_and_its_profile_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured on the board, set through the actuator there under the daemon's loan, and put back in the end."""
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_study_is_made_at_the_desk_and_its_profile_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    """Measured on the board, set through the actuator there under the daemon's loan, and put back in the end.
+
+    Where the board sends the requests to a server, they are bounded by what the daemon has left, which is told.
+    """
     root = quick(plant(BOARD, tmp_path / "board"))
     before = FakeKernel(root).snapshot()
     (tmp_path / "keys").mkdir()
     (tmp_path / "run").mkdir(mode=0o700)
     settings = tmp_path / "daemon.toml"
-    lines = [f'device = "jetson?root={root}"', 'workload = "cmd:true"', 'slo = ["p99<=10s"]', 'study = "host"']
+    server = kserve([{"name": "x", "datatype": "FP32", "shape": [-1, 4]}])
+    workload = f"kserve://{server.where}/m" if bounded else "cmd:true"
+    lines = [f'device = "jetson?root={root}"', f'workload = "{workload}"', 'slo = ["p99<=10s"]', 'study = "host"']
     settings.write_text("\n".join([*lines, 'traffic = "report?quiet=10min"']))
     environment = {**os.environ, "POLYTHROTTLE_STATE_DIR": str(tmp_path / "there")}
     with ExitStack() as ends:
+        ends.enter_context(serving(server))
         config, _, _ = ends.enter_context(listening(tmp_path / "keys"))
         monkeypatch.setenv(SSH, f"ssh -F {config}")
         monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -61,7 +73,10 @@ def test_a_study_is_made_at_the_desk_and_its_profile_followed(tmp_path: Path, mo
         assert "study-1 has ended; its profile is the daemon's" in told
         (profile,) = (tmp_path / "there").glob("profiles/tuned/daemon/*.toml")
         found = read_profile(profile)
-        assert (found.device, found.workload) == (f"jetson?root={root}", "cmd:true")
+        assert (found.device, found.workload) == (f"jetson?root={root}", workload)
+        study = client.status().study
+        assert study is not None
+        assert bool(re.search(r"; 0 of \d\.\d\d requests late beyond the SLO's own share$", study.words)) == bounded
         assert GPU in found.point
         assert not far_sides(tmp_path)
     assert FakeKernel(root).snapshot() == before

@@ -420,6 +420,9 @@ HOST = _object(
         "claim": {"type": "string", "maxLength": 64, "description": "As the first answer named it; empty to claim."},
         "trials": _count(10_000, "Made so far."),
         "best_j": _number(1e12, "Energy of the best point so far, joules."),
+        "late": _number(
+            1e12, "Requests late so far beyond the SLO's own share, where a study was lent with a bound.", 0
+        ),
         "leaves": {"type": "boolean", "description": "Whether it gives the claim up; another host may go on."},
         "ended": {"type": "boolean", "description": "Whether the study has ended."},
         "failed": {"type": "boolean", "description": "Whether it went wrong: it is not made again."},
