@@ -1,4 +1,4 @@
-"""Jobs that are fine-tuned on boards over SSH, in tests."""
+"""Jobs that are fine-tuned on boards over SSH, and daemons that run there, in tests."""
 
 import os
 import signal
@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from actuators import Process
 from boards_over_ssh import await_that
 from trainer_jobs import data_folder, exported
+
+from polythrottle.daemon.client import Client
+from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.status import Status
+from polythrottle.domain.errors import PolythrottleError
 
 HOME = Path()
 _REHEARSED = 60
@@ -66,3 +72,39 @@ def long_run(device: str, job: Path, home: Path = HOME) -> Iterator["subprocess.
             os.killpg(child.pid, signal.SIGCONT)
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
+
+
+@contextmanager
+def daemon_there(folder: Path, board: Path) -> Iterator[Client]:
+    """Run an actuator and a daemon of a planted board; yields what asks the daemon.
+
+    Args:
+        folder: For sockets and settings.
+        board: Its tree.
+    """
+    run = folder / "run"
+    run.mkdir(mode=0o700, exist_ok=True)
+    actuator = Process(board, run / "a.sock")
+    lines = [f'device = "jetson?root={board}"', 'workload = "cmd:true"', 'slo = ["p99<=10s"]', 'traffic = "report"']
+    (folder / "daemon.toml").write_text("\n".join(lines))
+    words = ["daemon", "run", "--config", str(folder / "daemon.toml"), "--actuator", str(actuator.path)]
+    with (folder / "daemon.log").open("w") as log:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "polythrottle", *words, "--socket", str(run / "d.sock")], stdout=log, stderr=log
+        )
+    try:
+        with Client(run / "d.sock") as client:
+            await_that(lambda: status_of(client) is not None or daemon.poll() is not None, "the daemon does not start")
+            yield client
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+        actuator.end()
+
+
+def status_of(client: Client) -> Status | None:
+    """Keep the workload up, as a program that serves does; return the daemon's status, None while it has none."""
+    with suppress(PolythrottleError):
+        client.report(RequestStats(arrived=10, answered=10, p99_s=0.02, mean_s=0.01))
+        return client.status()
+    return None

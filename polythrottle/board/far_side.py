@@ -33,7 +33,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polythrottle.actuation.actuator import acting_for
 from polythrottle.actuation.client.connection import TOKEN
 from polythrottle.actuation.restore import concerned, standing
 from polythrottle.actuation.server.permits import Permits
@@ -346,10 +345,9 @@ class FarService(Service):
         python = f"{sys.implementation.name} {version}"
         return {**super()._hello(peer, request), "python": python, "program": sys.executable}
 
-    def _take(self, peer: Peer, request: Request) -> dict[str, Any]:
-        # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
-        with acting_for(request.text.get("holder", "")):
-            return super()._take(peer, request)
+    def _known_as(self, peer: Peer, holder: str) -> str:
+        """Return the desk: the user and the process here that ask for it say nothing of it."""
+        return holder
 
     def _borrow(self, peer: Peer, request: Request) -> dict[str, Any]:
         # In the environment of this process, where the device looks for it, and in no command line that others read.

@@ -360,9 +360,9 @@ def _simulated(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Resul
 def _real(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
     from polythrottle.backends.ssh import is_ssh
     from polythrottle.cli.render.finetune import LiveRun
-    from polythrottle.daemon.trainer_monitor import leave_link
     from polythrottle.training.beside.live_run import run
     from polythrottle.training.beside.trainer.driver import Trainer
+    from polythrottle.training.beside.trainer.job_folder import leave_link
 
     task = job.task(place)
     if is_ssh(place.device.strip()):

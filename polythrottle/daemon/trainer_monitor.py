@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -50,21 +49,6 @@ _JOBS_MOST = 16
 _WINDOW_S = 60.0
 _LISTING_MOST = 1 << 18
 """Bytes of a listing that is read to know how many samples an epoch has; of a longer one the epoch is long too."""
-
-
-def leave_link(job: Path, folder: Path) -> None:
-    """Leave a link to a job in a folder of jobs, so that the daemon of this user finds it, and drop links to nowhere.
-
-    A job is trained whether a daemon finds it or not: where no link can be left there is none.
-    """
-    target = Path(os.path.realpath(job))
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for each in folder.iterdir():
-            if each.is_symlink() and not each.exists():
-                each.unlink(missing_ok=True)
-        # Jobs in two places may have one name. A link that is there already is refused, which is as good.
-        (folder / f"{target.name}-{zlib.crc32(os.fsencode(target)):08x}").symlink_to(target)
 
 
 class TrainerState(StrEnum):

@@ -16,7 +16,7 @@ from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.settings import Settings
 from polythrottle.daemon.startup import build
 from polythrottle.daemon.status import FinetuningShown
-from polythrottle.daemon.trainer_monitor import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, TrainerMonitor, leave_link
+from polythrottle.daemon.trainer_monitor import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, TrainerMonitor
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError
 from polythrottle.training.beside.trainer.driver import Task
@@ -27,6 +27,7 @@ from polythrottle.training.beside.trainer.job_folder import (
     JobPosition,
     Listing,
     Sample,
+    leave_link,
     newest_place,
     put_json,
     write_checkpoint,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from boards_over_ssh import await_that, far_sides, held, planted
-from far_jobs import finetuning, last_step, long_run, with_model
+from far_jobs import daemon_there, finetuning, last_step, long_run, status_of, with_model
 from slow_line import SlowLine
 from sshd import SSHD, listening
 
@@ -83,6 +83,23 @@ def test_a_job_that_runs_is_looked_at(board: Path, home: Path, capsys: pytest.Ca
         found = json.loads(capsys.readouterr().out)
     assert found["running"] is True
     assert found["steps"] > 0
+
+
+def test_a_board_has_one_of_its_daemon_and_the_desk(
+    board: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run is refused in a line that names the daemon; while a run has the board, the daemon names the desk."""
+    with daemon_there(tmp_path, board) as client:
+        await_that(lambda: (status := status_of(client)) is not None and not status.faults, "the board is not taken")
+        assert run(finetuning(board_uri(board), home=home)) == DeviceError.exit_code
+        assert "is being steered by the daemon, " in capsys.readouterr().err
+    with long_run(board_uri(board), home / "job", home), daemon_there(tmp_path, board) as client:
+        await_that(
+            lambda: (status := status_of(client)) is not None and status.finetuning is not None, "no job is seen"
+        )
+        status = status_of(client)
+        assert status is not None
+        assert any("over SSH" in each for each in status.faults)
 
 
 def test_a_profile_is_measured_on_the_board(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polythrottle.actuation.actuator import acting_for
 from polythrottle.actuation.restore import restore_all, standing
 from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.device_lease import BURST, WRITES_PER_S, ServedDevice, Term, TokenBucket
@@ -455,7 +456,14 @@ class Service:
     def _take(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, _ = self._named(peer, request.text["device"], control=True)
         text = request.text
-        return holding.take(peer, text.get("holder", ""), float(request.fields["seconds"]), text.get("token"))
+        holder = text.get("holder", "")
+        # Whom the device's own lock names to others: the number of this process says nothing of who has it set.
+        with acting_for(self._known_as(peer, holder)):
+            return holding.take(peer, holder, float(request.fields["seconds"]), text.get("token"))
+
+    def _known_as(self, peer: Peer, holder: str) -> str:
+        """Return who steers a device through this, for others who want it."""
+        return f"{holder or 'somebody'}, {peer}, through the actuator"
 
     def _renew(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, term = self._term(peer, request)

@@ -46,6 +46,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
+from polythrottle.storage.paths import state_dir
 from polythrottle.training.beside.corun_bench import CoRunProfile, PredictionError
 from polythrottle.training.beside.corun_model import CoRun
 from polythrottle.training.beside.interference import Interference, Reference, Tail
@@ -483,6 +484,8 @@ def _run_here(desk: _Desk, uri: str, folder: str) -> None:
         device, server = place.open()
         with closing(server.workload):
             if "terms" in order:
+                # A daemon of this user on the board finds the job by that link, as it does one that was begun there.
+                job_folder.leave_link(Path(task.folder), state_dir() / "finetune")
                 desk.tell_result(run(device, server, Trainer(task), _terms_of(order["terms"]), desk.shown, desk.noted))
             elif "co_runs" in order:
                 # In the folder that goes when this ends, or that the next one removes where this is killed.

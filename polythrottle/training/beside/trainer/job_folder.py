@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -411,6 +412,22 @@ def _draw(salt: str, file: str) -> float:
 
 
 # Where a job stands, read from its folder without the trainer and without torch.
+
+
+def leave_link(job: Path, folder: Path) -> None:
+    """Leave a link to a job in a folder of jobs, so that the daemon of this user finds it, and drop links to nowhere.
+
+    A job is trained whether a daemon finds it or not: where no link can be left there is none.
+    """
+    target = Path(os.path.realpath(job))
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in folder.iterdir():
+            if each.is_symlink() and not each.exists():
+                each.unlink(missing_ok=True)
+        # Jobs in two places may have one name. A link that is there already is refused, which is as good.
+        (folder / f"{target.name}-{zlib.crc32(os.fsencode(target)):08x}").symlink_to(target)
+
 
 TASK = "task.json"
 VALIDATION = "validation.json"
