@@ -1,8 +1,9 @@
-"""Servers in this process that answer as they are told to, well or badly: KServe v2 over HTTP, and OpenAI's API."""
+"""Servers in this process that answer as they are told to, well or badly: KServe v2, and the API of OpenAI."""
 
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -191,3 +192,37 @@ def openai(*parts: bytes) -> FakeServer:
         ("POST", "/v1/completions"): whole,
     }
     return server
+
+
+@contextmanager
+def model_over_grpc() -> Iterator[str]:
+    """Serve one model over gRPC that answers with zeros; yields host and port."""
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    server = grpc.server(ThreadPoolExecutor(4))
+
+    class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+        def ServerMetadata(self, request: Any, context: Any) -> Any:
+            return service_pb2.ServerMetadataResponse(name="fake")
+
+        def ModelMetadata(self, request: Any, context: Any) -> Any:
+            found = service_pb2.ModelMetadataResponse(name="m")
+            found.inputs.add(name="x", datatype="FP32", shape=[-1, 4])
+            found.outputs.add(name="y", datatype="FP32", shape=[-1, 4])
+            return found
+
+        def ModelInfer(self, request: Any, context: Any) -> Any:
+            answer = service_pb2.ModelInferResponse(model_name="m")
+            size = request.inputs[0].shape[0]
+            answer.outputs.add(name="y", datatype="FP32", shape=[size, 4])
+            answer.raw_output_contents.append(b"\0" * (16 * size))
+            return answer
+
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()

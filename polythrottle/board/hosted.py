@@ -26,7 +26,7 @@ from polythrottle.metering.window import Watched, WindowSample, observe, query_f
 
 _POLL_S = 1.0
 _FILES = (".onnx", ".pt2", ".pt", ".engine", ".plan")
-_SERVICES = ("kserve://", "openai://", "openai+https://")
+_SERVICES = ("kserve://", "kserve+grpc://", "openai://", "openai+https://")
 _RUNS_THERE = re.compile(r"cmd:.*|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:\?.*)?", re.DOTALL)
 Exchange = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -145,8 +145,6 @@ class BoardWorkload:
 
 
 def _check_runs_there(uri: str) -> None:
-    if uri.startswith("kserve+grpc://"):
-        raise InvalidInput(f"{uri} cannot be asked over SSH: gRPC needs packages of the desk; write kserve:// (HTTP)")
     file = uri.partition("?")[0].lower().endswith(_FILES)
     if not (file or uri.startswith(_SERVICES) or _RUNS_THERE.fullmatch(uri)):
         raise InvalidInput(

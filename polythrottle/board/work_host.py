@@ -361,6 +361,10 @@ class Worker:
             )
         except ImportError as err:
             raise DeviceError(_unimportable(order["uri"], err)) from err
+        except DeviceError as err:
+            if isinstance(err.__cause__, ImportError):  # what it says of pip is for a machine with polythrottle
+                raise DeviceError(_unimportable(order["uri"], err.__cause__)) from err
+            raise
         self._workload = served
         told = {"space": json.dumps(space_document(served.space)), "notes": _notes(served), **_place(served, target)}
         told["digest"] = _digest(order["uri"])

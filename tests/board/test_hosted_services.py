@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from boards_over_ssh import await_that, far_sides, held, planted, stand_in
-from fake_servers import FakeServer, Handler, doubling, kserve, listening, openai, piece, usage
+from fake_servers import FakeServer, Handler, doubling, kserve, listening, model_over_grpc, openai, piece, usage
 
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.hosted import BoardWorkload
@@ -141,6 +141,35 @@ def test_a_trial_whose_connection_is_lost_forfeits_its_share(
     account = late_requests(tmp_path / "a.jsonl")
     assert account.forfeited == 9.0  # a third of what is left, or one under way and eight that a trial needs
     assert account.sent == 0
+
+
+@pytest.mark.slow
+def test_a_model_is_asked_over_grpc_where_the_boards_python_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its own tritonclient, several at once and in batches, as locally."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    board = f"ssh://nano/jetson?root={planted(tmp_path)}&python={sys.executable}"
+    with model_over_grpc() as where:
+        workload = f"kserve+grpc://{where}/m?concurrency=3"
+        assert run(["measure", "--device", board, "--workload", workload, *WORDS, "--batch", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["queries"] >= 8
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+
+
+@pytest.mark.parametrize("lack", ["tritonclient", "grpc"])
+def test_a_board_without_what_grpc_takes_is_told_which_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    """And how to name another Python there."""
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    (absent / f"{lack}.py").write_text(f"raise ModuleNotFoundError('No module named {lack}', name='{lack}')\n")
+    monkeypatch.setenv(SSH, stand_in(tmp_path, f"PYTHONPATH={absent}; export PYTHONPATH"))
+    board = f"ssh://nano/jetson?root={planted(tmp_path)}&python={sys.executable}"
+    with pytest.raises(DeviceError, match=rf"^ssh://nano: kserve\+grpc://\S+ needs {lack}, which .*; \?python= names"):
+        opened(board, "kserve+grpc://127.0.0.1:1/m")
 
 
 def test_a_model_that_the_server_has_not_is_named_with_the_nearest(board: str, server: FakeServer) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from boards_over_ssh import await_that, children_of, desk, far_sides, held, planted
-from fake_servers import FakeServer, kserve, openai, piece, usage
+from fake_servers import FakeServer, kserve, model_over_grpc, openai, piece, usage
 from fake_servers import listening as listening_service
 from slow_line import SlowLine
 from sshd import SSHD, listening
@@ -133,6 +133,24 @@ def test_a_service_is_asked_from_the_board(
     assert held(site.root) == before
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+def test_a_model_is_asked_over_grpc_and_its_late_requests_are_bounded(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the tritonclient of the interpreter there, which the site's own lacks; the bound is held where it is asked."""
+    before = held(site.root)
+    device = f"ssh://nano/jetson?root={site.root}&python={sys.executable}"
+    words = ["--slo", "p99<=9s", "--yes", "--error-budget", "20", "--trials", "2", "--seconds", "0.1", "--queries", "9"]
+    files = ["--journal", str(tmp_path / "study.jsonl"), "--out", str(tmp_path / "out"), "--no-presets", "--json"]
+    with model_over_grpc() as where:
+        code = run(["tune", "-d", device, "-w", f"kserve+grpc://{where}/m", *words, *files, "--method", "random"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    account = json.loads(said.out)["error_budget"]
+    assert (account["sent"] >= 18, account["forfeited"]) == (True, 0)
+    assert held(site.root) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
 
 
 def test_boards_that_search_together_are_measured_at_once_and_put_back(

@@ -179,8 +179,12 @@ class KserveWorkload(Service[KserveLine]):
             from polythrottle.workloads.services.kserve_grpc import GrpcLine
 
             return GrpcLine(self._address)
-        except ImportError as err:
-            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[triton]'") from err
+        except (ImportError, RuntimeError) as err:
+            lack: BaseException | None = err
+            if not isinstance(err, ImportError):  # tritonclient's own, where there is no grpcio
+                lack = err.__cause__
+            name = getattr(lack, "name", None) or "tritonclient"
+            raise DeviceError(f"{self.uri} needs {name}; pip install 'polythrottle[triton]'") from lack
 
     async def _describe(self) -> ServedModel:
         line = self._lent()

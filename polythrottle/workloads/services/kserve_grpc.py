@@ -12,6 +12,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import TrialError
 from polythrottle.workloads.services.kserve_protocol import (
     Feeds,
@@ -94,7 +95,7 @@ class GrpcLine:
             yield
         except InferenceServerException as err:
             text = " ".join(str(err.message()).split())[:_LONGEST]
-            status = str(err.status() or "").removeprefix("StatusCode.")
+            status = removeprefix(str(err.status() or ""), "StatusCode.")
             if status == "UNAVAILABLE" and ("connect" in text or "Socket closed" in text):
                 reason = text.rpartition(": ")[2].lower()
                 raise ConnectionRefusedError(f"nothing answers at {self._where} ({reason})") from err
