@@ -160,7 +160,7 @@ def test_a_model_that_does_not_run_there_is_one_line(home: Path, workload: str, 
 @pytest.mark.parametrize(
     ("package", "stands", "says"),
     [
-        ("onnxruntime", ABSENT, r"model.onnx needs ONNX Runtime, which /.* lacks; pip install"),
+        ("onnxruntime", ABSENT, r"model.onnx needs onnxruntime, which /.* on the board lacks; \?python= names another"),
         ("torch", ABSENT, r"model.pt needs torch, which /.* on the board lacks; \?python= names another"),
         ("numpy", ABSENT, r"model.pt needs numpy, which /.* on the board lacks; \?python= names another"),
         ("torch", "raise ImportError('libcudart.so.11.0: cannot open')\n", r"model.pt cannot be run in /.*: libcudart"),
