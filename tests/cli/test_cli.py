@@ -333,21 +333,33 @@ def wait_for(journal: Path, event: str, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
+TEN_TRIALS = ["tune", *ORIN, "--trials", "10", "--no-presets", "--no-early-stop", "--json", "--journal"]
+
+
+@pytest.fixture(scope="module")
+def trials_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the trials of a study that nobody killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    environment = {**os.environ, "POLYTHROTTLE_STATE_DIR": str(folder / "state")}
+    process = polythrottle(*TEN_TRIALS, str(folder / "whole.jsonl"), env=environment, cwd=folder)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)["trials"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 4, 9])
-def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int) -> None:
+def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int, trials_left_alone: Any) -> None:
     """SIGKILL while a trial runs, start again with the same words: nothing differs from a study left alone."""
-    arguments = ["tune", *ORIN, "--trials", "10", "--no-presets", "--no-early-stop", "--json", "--journal"]
     journal = tmp_path / "killed.jsonl"
-    killed = polythrottle(*arguments, str(journal))
+    killed = polythrottle(*TEN_TRIALS, str(journal))
     wait_for(journal, f'"started", "number": {number},', killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    again = polythrottle(*arguments, str(journal))
+    again = polythrottle(*TEN_TRIALS, str(journal))
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
-    whole, _ = polythrottle(*arguments, str(tmp_path / "whole.jsonl")).communicate(timeout=120)
-    assert json.loads(out)["trials"] == json.loads(whole)["trials"]
+    assert json.loads(out)["trials"] == trials_left_alone
 
 
 @pytest.mark.slow
