@@ -19,6 +19,8 @@ _SPARE = 1.2
 _LOOSE = 300
 """A limit this many times above what the default takes holds nothing back, and none so many times below it can be held;
 seconds for milliseconds are 1,000."""
+_TELLING = 10_000
+"""So many queries tell a p99 to a few per cent, where the usual 1,000 at most tell it to ten or so."""
 _ONE_GOAL = frozenset({"paper", "paper-joint", "gradient", "tpe", "gp"})
 
 
@@ -90,6 +92,8 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
             reason = why
             if some is doubted:
                 reason = _luck(study, measured) or why
+            elif some is broken and _in_doubt(study, measured):
+                reason = f"{why}, by less than its window can tell: --queries {_TELLING} would"
             more = ""
             if len(some) > 1:
                 more = f"; {len(some) - 1} more likewise"
@@ -101,6 +105,16 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
                 "not taken",
                 f"preset {preset.name} measured {1 - value / least:.1%} less, but {_why_not(study, preset)}",
             )
+
+
+def _in_doubt(study: Study, measured: Measurement) -> bool:
+    """Return whether a window that broke limits may have broken each of them by bad luck, as their intervals tell."""
+    broken = [constraint for constraint in study.constraints if constraint.slack(measured) < 0]
+    for constraint in broken:
+        interval = measured.intervals.get(constraint.metric)
+        if interval is None or constraint.limit not in interval:
+            return False
+    return bool(broken)
 
 
 def _luck(study: Study, measured: Measurement) -> str:

@@ -189,6 +189,24 @@ def test_a_window_that_may_have_held_by_luck_is_said_to(interval: Interval, why:
     assert line.startswith(f"trial 2 measured 10.0% less, but {why}")
 
 
+@pytest.mark.parametrize(
+    ("interval", "ends"),
+    [
+        (Interval(0.018, math.inf), "it breaks the SLO, by less than its window can tell: --queries 10000 would"),
+        (Interval(0.019, 0.06), "it breaks the SLO, by less than its window can tell: --queries 10000 would"),
+        (Interval(0.021, 0.06), "it breaks the SLO"),
+    ],
+)
+def test_a_window_that_may_have_broken_the_slo_by_bad_luck_is_said_to(interval: Interval, ends: str) -> None:
+    """And how to tell; one that plainly broke it is not, nor one that tells no interval."""
+    whole = study("mean<=20ms", energies=(2.0, 1.0, 0.8), latencies=(0.01, 0.015, 0.022))
+    *others, last = whole.trials
+    assert last.measurement is not None
+    near = replace(last, measurement=replace(last.measurement, intervals={"mean": interval}))
+    ((_, line),) = passed_over(replace(whole, trials=(*others, near)))
+    assert line == f"trial 2 measured 20.0% less, but {ends}"
+
+
 def test_the_answers_own_point_in_another_window_is_not_said_to_take_more() -> None:
     """A default that was measured twice is one point: what is expected there is the same for both."""
     whole = study("mean<=20ms", energies=(1.0, 2.0, 1.1), latencies=(0.01, 0.01, 0.01))
