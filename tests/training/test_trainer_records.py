@@ -1,8 +1,11 @@
 """What a fine-tuning job keeps in files: task, listing, ledger, checkpoints, served model."""
 
 import gzip
+import hashlib
 import json
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from trainer_jobs import counted_entries
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import replace_file
+from polythrottle.training import checkpoints
 from polythrottle.training.beside.trainer import job_folder, worker
 from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.beside.trainer.job_folder import (
@@ -279,6 +283,39 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         assert (found.place.step, damaged) == (1, (path.name,))
     (tmp_path / "000000001.checkpoint").write_bytes(b"")
     with pytest.raises(BadFile, match="no checkpoint"):
+        job_folder.newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"epoch": "two"}, {"step": 1.5}, {"position": -1}, {"listing": 3}, {"mood": 1}),
+        *(
+            {"written_s": 1e300},
+            {"written_s": "now"},
+            {"loss": "a"},
+            {"loss": ""},
+            {"loss": math.nan},
+            {"loss": 10**400},
+        ),
+    ],
+)
+def test_a_checkpoint_whose_first_line_is_none_of_ours_is_damaged(tmp_path: Path, odd: Mapping[str, object]) -> None:
+    """Though its checksum is right: whoever asks where the job stands gets a line with the file and why."""
+    head = {"v": checkpoints.FORMAT, **asdict(JobPosition(3)), **odd, "bytes": 6}
+    digest = hashlib.sha256(json.dumps(head).encode() + b"\n" + b"learnt").hexdigest()
+    line = json.dumps({**head, "sha256": digest}).encode()
+    (tmp_path / "000000003.checkpoint").write_bytes(line + b"\nlearnt")
+    with pytest.raises(BadFile, match=r"000000003\.checkpoint: it does not say where a job stands"):
+        job_folder.newest_checkpoint(tmp_path)
+    assert job_folder.newest_place(tmp_path) is None
+
+
+def test_a_checkpoint_of_another_version_is_said_to_be(tmp_path: Path) -> None:
+    """Its job is not lost: the version that wrote it goes on with it."""
+    line = checkpoints.sealed(asdict(JobPosition(3)), b"learnt").replace(b'"v": 1', b'"v": 9')
+    (tmp_path / "000000003.checkpoint").write_bytes(line)
+    with pytest.raises(BadFile, match=r"000000003\.checkpoint: it is of another version"):
         job_folder.newest_checkpoint(tmp_path)
 
 

@@ -59,7 +59,7 @@ def read_json(path: Path) -> Any:
     except OSError as err:
         raise BadFile(f"{path} cannot be read: {err.strerror}") from err
     except (ValueError, RecursionError) as err:
-        raise BadFile(f"{path} is damaged: {str(err)[:80]}") from err
+        raise BadFile(f"{path} is damaged: {str(err).partition(' while ')[0][:80]}") from err
 
 
 def _finite(text: str) -> float:
@@ -175,7 +175,8 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]
     found, damaged = newest_whole(_paths(folder), _whole_checkpoint)
     names = tuple(path.name for path, _ in damaged)
     if found is None and names:
-        raise BadFile(f"no checkpoint in {folder} is whole ({', '.join(names)}); begin a new job in another folder")
+        why = f"{', '.join(names)}: {damaged[0][1]}"
+        raise BadFile(f"no checkpoint in {folder} is whole ({why}); begin a new job in another folder")
     return found, names
 
 
@@ -202,15 +203,19 @@ def _whole_checkpoint(path: Path) -> Checkpoint:
         learnt = data.partition(b"\n")[2]
         check_state(head, learnt)
         return Checkpoint(_place(head), learnt)
-    except (OSError, BadFile) as err:
-        raise BadFile(f"{path} is no whole checkpoint") from err
+    except OSError as err:
+        raise BadFile(f"it cannot be read: {err.strerror}") from err
 
 
 def _place(head: Mapping[str, Any]) -> JobPosition:
-    try:
-        return JobPosition(**fields_of(head))
-    except TypeError as err:
-        raise BadFile("its first line does not say where a job stands") from err
+    """Return the place that a file or a board names, which may be anything."""
+    with suppress(TypeError, OverflowError):
+        place = JobPosition(**fields_of(head))
+        whole = all(type(each) is int and each >= 0 for each in (place.step, place.epoch, place.position))
+        dated = 0 <= place.written_s < 2.5e11  # no date has a year beyond 9999
+        if whole and dated and isinstance(place.listing, str) and (place.loss is None or math.isfinite(place.loss)):
+            return place
+    raise BadFile("it does not say where a job stands")
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -485,7 +490,7 @@ class Progress:
             return cls(
                 task=Task.from_document(document["task"]),
                 classes=document["classes"],
-                place=JobPosition(**document["place"]),
+                place=_place(document["place"]),
                 samples=document["samples"],
                 runs=document["runs"],
                 validation=document["validation"],
