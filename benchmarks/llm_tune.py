@@ -16,7 +16,7 @@ from polythrottle.api.outcome import Tuning
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import SearchSpace
-from polythrottle.domain.study import Trial
+from polythrottle.domain.study import Study
 
 DEVICE, WORKLOAD = "sim:h100-sxm", "llama-3.1-8b"
 SLO = ("ttft_p99<=600ms", "tpot_p99<=100ms")
@@ -45,12 +45,10 @@ def candidates(space: SearchSpace, chosen: set[int]) -> Iterator[dict[str, int]]
         yield {"gpu_max_hz": gpu_hz, "power_limit_w": power_w, "concurrency": count}
 
 
-def best(trials: tuple[Trial, ...]) -> dict[str, int]:
-    """Return the point that a search ended with: least energy of those that held."""
-    held = [
-        (trial.measurement.energy_j, trial.number) for trial in trials if trial.measurement and holds(trial.measurement)
-    ]
-    return {name: int(level) for name, level in trials[min(held)[1]].point.items()}
+def answer(study: Study) -> dict[str, int]:
+    """Return the point that a search ended with; the default where none holds."""
+    chosen = study.best or study.trials[0]
+    return {name: int(level) for name, level in chosen.point.items()}
 
 
 def searched(seed: int) -> Tuning:
@@ -70,7 +68,7 @@ def main() -> None:
         tuning = searched(seed)
         trials = tuning.study.trials
         strayed = sum(not holds(trial.measurement) for trial in trials)
-        found.append((seed, len(trials), strayed, best(trials)))
+        found.append((seed, len(trials), strayed, answer(tuning.study)))
         print(f"seed {seed}: {len(trials)} trials, {strayed} infeasible, {found[-1][3]}", flush=True)
     points = list(candidates(tuning.study.problem.space, {point["concurrency"] for *_, point in found}))
     measured = [(true(point), point) for point in points]
