@@ -237,6 +237,8 @@ def _mangle(fault: str) -> None:
         if fault not in MANGLINGS or not site.record.exists():
             continue
         lines = site.record.read_bytes().splitlines(keepends=True)
+        if not lines:  # several GPUs are set at once: one was about to begin its record as another met the fault
+            continue
         middle = len(lines) // 2
         if fault == "corrupt":
             lines[middle] = lines[middle].replace(b'"', b"'", 3)
