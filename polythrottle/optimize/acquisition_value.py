@@ -392,9 +392,8 @@ def log_accepted(belief: QuantityPosterior, quantities: tuple[str, ...], bounds:
 
     With variance v of what is believed and n of a window, v n / (v + n) is left afterwards, and the mean moves by a
     normal of variance v² / (v + n): the knowledge gradient's step (Frazier, Powell and Dayanik, SIAM J. Control and
-    Optimization 47, 2008).
-    Where windows are too vague to tell on which side of a limit a point lies, the next one will not make it the answer,
-    however likely its own percentile is to fall below.
+    Optimization 47, 2008). Where windows are too vague to tell on which side of a limit a point lies, the next one will
+    not make it the answer, however likely its own percentile is to fall below.
     """
     needed = NormalDist().inv_cdf(SURE)
     total = torch.zeros(len(belief.mean), dtype=torch.double)

@@ -19,8 +19,8 @@ _SPARE = 1.2
 _LOOSE = 300
 """A limit this many times above what the default takes holds nothing back, and none so many times below it can be held;
 seconds for milliseconds are 1,000."""
-_TELLING = 10_000
-"""So many queries tell a p99 to a few per cent, where the usual 1,000 at most tell it to ten or so."""
+_LONGER = 10
+"""A window so many times as long tells a p99 to a third of what its own most queries do."""
 _ONE_GOAL = frozenset({"paper", "paper-joint", "gradient", "tpe", "gp"})
 
 
@@ -93,7 +93,7 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
             if some is doubted:
                 reason = _luck(study, measured) or why
             elif some is broken and _in_doubt(study, measured):
-                reason = f"{why}, by less than its window can tell: --queries {_TELLING} would"
+                reason = f"{why}, by less than its window can tell{_longer(study.problem.window)}"
             more = ""
             if len(some) > 1:
                 more = f"; {len(some) - 1} more likewise"
@@ -105,6 +105,14 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
                 "not taken",
                 f"preset {preset.name} measured {1 - value / least:.1%} less, but {_why_not(study, preset)}",
             )
+
+
+def _longer(window: Window) -> str:
+    """Return which window would tell more, to follow other words; empty where none may be as long."""
+    queries = _LONGER * window.most_queries
+    if queries > MOST_QUERIES:
+        return ""
+    return f"; --queries {queries} tells more"
 
 
 def _in_doubt(study: Study, measured: Measurement) -> bool:

@@ -8,7 +8,7 @@ from builders import measured, study
 from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
 from polythrottle.domain.arrivals import CLOSED, Arrivals
-from polythrottle.domain.measurement import Interval, Measurement, Window
+from polythrottle.domain.measurement import MOST_QUERIES, Interval, Measurement, Window
 from polythrottle.domain.problem import Objective
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Reference, Study, Trial
@@ -192,8 +192,8 @@ def test_a_window_that_may_have_held_by_luck_is_said_to(interval: Interval, why:
 @pytest.mark.parametrize(
     ("interval", "ends"),
     [
-        (Interval(0.018, math.inf), "it breaks the SLO, by less than its window can tell: --queries 10000 would"),
-        (Interval(0.019, 0.06), "it breaks the SLO, by less than its window can tell: --queries 10000 would"),
+        (Interval(0.018, math.inf), "it breaks the SLO, by less than its window can tell; --queries 10000 tells more"),
+        (Interval(0.019, 0.06), "it breaks the SLO, by less than its window can tell; --queries 10000 tells more"),
         (Interval(0.021, 0.06), "it breaks the SLO"),
     ],
 )
@@ -205,6 +205,9 @@ def test_a_window_that_may_have_broken_the_slo_by_bad_luck_is_said_to(interval: 
     near = replace(last, measurement=replace(last.measurement, intervals={"mean": interval}))
     ((_, line),) = passed_over(replace(whole, trials=(*others, near)))
     assert line == f"trial 2 measured 20.0% less, but {ends}"
+    longest = replace(whole.problem, window=replace(whole.problem.window, most_queries=MOST_QUERIES))
+    ((_, line),) = passed_over(replace(whole, problem=longest, trials=(*others, near)))
+    assert "--queries" not in line
 
 
 def test_the_answers_own_point_in_another_window_is_not_said_to_take_more() -> None:
