@@ -7,7 +7,6 @@ flight.
 
 import asyncio
 import gc
-import ipaddress
 import json
 import resource
 import signal
@@ -23,7 +22,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.proxy.answers import Counted
 from polythrottle.proxy.relay import ClientConnection, Exchange, Request
 from polythrottle.proxy.traffic import KIND, Admission, Figures, Gauges, InFlight, Prompts
-from polythrottle.storage.untrusted import printable
+from polythrottle.storage.untrusted import is_address, is_loopback, printable
 
 OWN = "/polythrottle/"
 LIMIT_PATH = f"{OWN}in_flight"
@@ -383,19 +382,8 @@ def _of_this_machine(peer: str, request: Request) -> bool:
     """Return whether somebody on this machine asks, and no page of a browser that was told a name for this address."""
     host = dict(request.headers).get(b"host", b"").decode("latin-1")
     name = urlsplit(f"//{host}").hostname or ""
-    return _is_loopback(peer) and (name == "localhost" or _is_address(name))
-
-
-def _is_loopback(text: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(text.partition("%")[0].removeprefix("::ffff:")).is_loopback
-    return False
-
-
-def _is_address(text: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.ip_address(text))
-    return False
+    own = is_loopback(peer.partition("%")[0].removeprefix("::ffff:"))
+    return own and (name == "localhost" or is_address(name))
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

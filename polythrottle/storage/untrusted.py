@@ -56,6 +56,27 @@ def bounded(words: str, most: int = 400) -> str:
     return f"{words[:most]}…"
 
 
+def is_address(text: str) -> bool:
+    """Return whether a host is written as an address, of which no name server is asked."""
+    # Here, for the actuator, which holds little memory, loads this module and is told of no hosts.
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host can only be reached from this machine; a name but localhost is taken to lead elsewhere."""
+    import ipaddress
+
+    if is_address(host):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower().rstrip(".") == "localhost"
+
+
 def said(error: Exception) -> str:
     """Return what a reader of a file has met there, in words that are of the file and not of Python.
 

@@ -20,8 +20,9 @@ from scripted import Script, daemon
 from polythrottle.daemon.client import Client
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.web import ApiServer, Tcp, WebOptions, own_page, serve
-from polythrottle.daemon.web.access import AccessControl, Role, Visitor, is_loopback
+from polythrottle.daemon.web.access import AccessControl, Role, Visitor
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, StorageError
+from polythrottle.storage.untrusted import is_loopback
 
 TOKEN = "0123456789abcdef-secret"
 

@@ -14,12 +14,12 @@ import pytest
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage.object_store import Holding, Store
+from polythrottle.storage.untrusted import is_loopback
 from polythrottle.training.elastic.channel import (
     TOKEN_FILE,
     ControllerAway,
     ControllerChannel,
     WrongToken,
-    is_loopback,
     line_from_environment,
     own_token,
     parse_address,

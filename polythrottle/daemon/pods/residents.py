@@ -9,7 +9,6 @@ they are seen to hold them, and dismissed when they are gone.
 """
 
 import hashlib
-import ipaddress
 import re
 import shutil
 import threading
@@ -37,7 +36,7 @@ from polythrottle.daemon.settings import watts, weight_of
 from polythrottle.daemon.status import PodShown
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
-from polythrottle.storage.untrusted import own_error, shortened
+from polythrottle.storage.untrusted import is_address, own_error, shortened
 
 PREFIX = "polythrottle.io/"
 OTHERS = {"dynamo.nvidia.com/gpu-power-limit": "NVIDIA Dynamo's power agent"}
@@ -275,17 +274,9 @@ def _placed(held: PodDevices, facts: PodFacts, holders: Mapping[str, set[PodName
             raise InvalidInput(f"the device plugin calls its device {gpu[:60]!r}, which is no UUID of a GPU")
         if others := sorted(map(str, holders[gpu] - {held.pod})):
             raise InvalidInput(f"{gpu} is shared with {', '.join(others)[:100]}: a GPU is set for one pod alone")
-    if wish.metrics and not _is_address(facts.address):
+    if wish.metrics and not is_address(facts.address):
         raise InvalidInput("it has no address yet, at which its metrics are to be read")
     return PodService(held.pod, facts.uid, gpus, wish, facts.address)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 LOOK_S = 2.0

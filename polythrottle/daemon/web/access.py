@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import re
 import socket
@@ -24,7 +23,7 @@ from polythrottle.daemon.status import NodeShown
 from polythrottle.daemon.web.messages import Refusal
 from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput, PermissionDenied, StorageError
-from polythrottle.storage.untrusted import check_plain
+from polythrottle.storage.untrusted import check_plain, is_address, is_loopback
 
 # What whoever is at the other end of a connection may do.
 
@@ -302,14 +301,6 @@ class ServiceDoor:
     state: Path
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host can only be reached from this machine; a name but localhost is taken to lead elsewhere."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
-
-
 def _no_password() -> str:
     """Answer OpenSSL when it asks for a password, which else it would ask for on the terminal."""
     raise ValueError("the key has a password, which nobody is there to type")
@@ -385,7 +376,8 @@ class Gate:
         name = ""
         if match is not None:
             name = match["bracketed"] or match["name"]
-        if name not in self._names and not _is_address(name):
+        # An address cannot be rebound.
+        if name not in self._names and not is_address(name):
             raise Refusal(421, InvalidInput, f"this machine is not called {host[:60]!r}; ask it by its address")
 
     def _shown(self, headers: Mapping[str, str]) -> Role:
@@ -415,12 +407,3 @@ def _check_role(role: Role, method: str) -> None:
         raise Refusal(403, PermissionDenied, "this user is in no group the daemon lets in; ask who runs it")
     if role is Role.READ and method not in _LOOKS:
         raise Refusal(403, PermissionDenied, "you may look but change nothing; ask who runs it")
-
-
-def _is_address(name: str) -> bool:
-    """Return whether a name is an address, which cannot be rebound."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -4,7 +4,6 @@ import contextlib
 import hmac
 import http.client
 import io
-import ipaddress
 import os
 import secrets
 import selectors
@@ -149,14 +148,6 @@ def parse_address(text: str, port: int | None = None) -> tuple[str, int]:
     if not host or not number.isdecimal() or len(number) > 5 or int(number) > 65535:
         raise InvalidInput(f"an address is written HOST:PORT, for example 127.0.0.1:7070, not {text[:60]!r}")
     return host, int(number)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host can be reached from its own machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_token(path: Path | None) -> str:

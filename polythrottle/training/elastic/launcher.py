@@ -17,10 +17,10 @@ from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, ClaimFailed, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.storage.object_store import Holding, Store
 from polythrottle.storage.paths import state_dir
+from polythrottle.storage.untrusted import is_loopback
 from polythrottle.training.elastic.channel import (
     ControllerAway,
     ControllerChannel,
-    is_loopback,
     own_token,
     parse_address,
     read_token,

@@ -22,7 +22,7 @@ from polythrottle.domain.errors import InvalidInput, StorageError
 from polythrottle.domain.fleet.transient_machine import CheckpointCost, interval_s
 from polythrottle.storage.object_store import Store
 from polythrottle.storage.paths import state_dir
-from polythrottle.training.elastic.channel import is_loopback
+from polythrottle.storage.untrusted import is_loopback
 from polythrottle.training.elastic.checkpoints import (
     Found,
     Manifest,
