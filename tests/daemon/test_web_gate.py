@@ -305,7 +305,7 @@ def test_who_shakes_hands_for_ever_holds_up_neither_files_nor_the_socket(
     tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixteen may at once; they are cut off, and then others get through."""
-    monkeypatch.setattr("polythrottle.daemon.web.server._SHAKE_S", 0.5)
+    monkeypatch.setattr("polythrottle.daemon.web.server.SHAKE_S", 0.5)
     tcp = Tcp("127.0.0.1", 0, *certificate)
     with daemon(tmp_path / "d.sock", lambda options: replace(options, tcp=tcp)) as (_, server):
         before = len(os.listdir("/proc/self/fd"))

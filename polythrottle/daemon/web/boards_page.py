@@ -3,13 +3,10 @@
 Nobody who reads it has a board looked at: one watcher publishes each look, and all read the last one.
 """
 
-import asyncio
 import re
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from types import TracebackType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,12 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from typing_extensions import Self
 
 from polythrottle.daemon.web.access import AccessControl, Gate, Tcp
 from polythrottle.daemon.web.messages import HEADERS, refused, to_json
 from polythrottle.daemon.web.page import BOARDS_HERE, load_boards
-from polythrottle.daemon.web.server import BACKLOG, House, tcp_socket
+from polythrottle.daemon.web.server import BACKLOG, SHAKE_S, House, LoopServer, tcp_socket
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.units import show
 
@@ -79,7 +75,7 @@ class _Shelf:
         self.figures = look.figures.encode()
 
 
-class BoardsServer:
+class BoardsServer(LoopServer):
     """Serves what is published until `close`, from a thread of its own.
 
     Args:
@@ -92,21 +88,20 @@ class BoardsServer:
     """
 
     def __init__(self, tcp: Tcp) -> None:
+        super().__init__()
         page = load_boards()
         headers = {**HEADERS, **{name.lower(): text for name, text in page.headers.items()}}
         self._shelf = _Shelf(page.body, tcp.token_file is not None)
         self._house = House.of(Gate(_app(self._shelf, headers), tcp), AccessControl())
         secured = tcp.secured()
         self._listening = tcp_socket(tcp)
-        self._loop = asyncio.new_event_loop()
-        shake_s = None if secured is None else _SHAKE_S
+        shake_s = None if secured is None else SHAKE_S
         self._server = self._loop.run_until_complete(
             self._loop.create_server(
                 self._house.tcp, sock=self._listening, backlog=BACKLOG, ssl=secured, ssl_handshake_timeout=shake_s
             )
         )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="polythrottle-boards", daemon=True)
-        self._thread.start()
+        self._begin("polythrottle-boards")
 
     @property
     def port(self) -> int:
@@ -118,30 +113,9 @@ class BoardsServer:
         """Answer with this look from now on."""
         self._shelf.show(look)
 
-    def close(self) -> None:
-        """Stop listening, and let answers under way end."""
-        if self._loop.is_closed():
-            return
-        self._server_closed().result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _server_closed(self) -> Any:
-        self._loop.call_soon_threadsafe(self._server.close)
-        return asyncio.run_coroutine_threadsafe(self._house.emptied(), self._loop)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-_SHAKE_S = 5.0
-"""How long a client over TLS may take to shake hands."""
+    async def _wound_up(self) -> None:
+        self._server.close()
+        await self._house.emptied()
 
 
 def _app(shelf: _Shelf, page_headers: Mapping[str, str]) -> Starlette:

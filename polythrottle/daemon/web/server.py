@@ -337,55 +337,34 @@ def _body(kind: str, words: str) -> bytes:
 
 # The thread that serves the API: its sockets, its event loop, and the end of both.
 
-_SHAKE_S = 5.0
+SHAKE_S = 5.0
 _SHAKES_MOST = 16
 """How long a client over TLS may take to shake hands, and how many may at once; others wait in the backlog."""
 
 
-class ApiServer:
-    """An API that is served until `close`.
+class LoopServer:
+    """Serves from an event loop in a thread of its own, from `_begin` until `close`.
 
-    Args:
-        desk: Where the control loop is met.
-        options: Where and to whom.
-
-    Raises:
-        InvalidInput: If a group is unknown, or where to listen is nowhere.
-        DeviceError: If another daemon answers at the socket.
-        StorageError: If the socket cannot be made.
-        BadFile: If certificate, key or token cannot be used.
-        PermissionDenied: If others could read the token, or listen at the socket first.
+    Until it begins, who makes it runs the loop: whatever is wrong is then raised where it was asked for.
     """
 
-    def __init__(self, desk: Mailbox, options: WebOptions) -> None:
-        self._path = options.socket
-        self._inode: int | None = None
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._aside = ThreadPoolExecutor(1, "polythrottle-web-aside")
-        self._shelf = StatusCache(desk, self._loop)
-        self._shelves = [self._shelf]
-        self._servers: list[asyncio.Server] = []
-        self._listening: list[socket.socket] = []
-        self._accepting: asyncio.Task[None] | None = None
-        try:
-            self._house = self._furnished(Api(desk, self._shelf, options, self._aside), options)
-            self._open(options)
-        except BaseException:
-            self._let_go()
-            raise
-        self._thread = threading.Thread(target=self._loop.run_forever, name="polythrottle-web", daemon=True)
+
+    def _begin(self, name: str) -> None:
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def port(self) -> int | None:
-        """The port it listens on; None without TCP."""
-        if len(self._listening) > 1:
-            port: int = self._listening[1].getsockname()[1]
-            return port
-        return None
+    async def _wound_up(self) -> None:
+        """Stop listening, and let answers under way end; runs on the loop."""
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        """Give back what was held; the loop runs no more."""
+        self._loop.close()
 
     def close(self) -> None:
-        """Stop listening, let answers under way end, and take the socket away; again it does nothing."""
+        """Stop listening, let answers under way end, and give back what was held; again it does nothing."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._wound_up(), self._loop).result()
@@ -401,6 +380,48 @@ class ApiServer:
     ) -> None:
         self.close()
 
+
+class ApiServer(LoopServer):
+    """An API that is served until `close`.
+
+    Args:
+        desk: Where the control loop is met.
+        options: Where and to whom.
+
+    Raises:
+        InvalidInput: If a group is unknown, or where to listen is nowhere.
+        DeviceError: If another daemon answers at the socket.
+        StorageError: If the socket cannot be made.
+        BadFile: If certificate, key or token cannot be used.
+        PermissionDenied: If others could read the token, or listen at the socket first.
+    """
+
+    def __init__(self, desk: Mailbox, options: WebOptions) -> None:
+        super().__init__()
+        self._path = options.socket
+        self._inode: int | None = None
+        self._aside = ThreadPoolExecutor(1, "polythrottle-web-aside")
+        self._shelf = StatusCache(desk, self._loop)
+        self._shelves = [self._shelf]
+        self._servers: list[asyncio.Server] = []
+        self._listening: list[socket.socket] = []
+        self._accepting: asyncio.Task[None] | None = None
+        try:
+            self._house = self._furnished(Api(desk, self._shelf, options, self._aside), options)
+            self._open(options)
+        except BaseException:
+            self._let_go()
+            raise
+        self._begin("polythrottle-web")
+
+    @property
+    def port(self) -> int | None:
+        """The port it listens on; None without TCP."""
+        if len(self._listening) > 1:
+            port: int = self._listening[1].getsockname()[1]
+            return port
+        return None
+
     def _furnished(self, api: Api, options: WebOptions) -> House:
         app = build_app(api, self._services(options))
         return House.of(app, AccessControl.of(options.readers, options.writers))
@@ -415,7 +436,6 @@ class ApiServer:
         unix = unix_socket(options.socket, self._house.door.groups)
         self._listening.append(unix)
         self._inode = self._path.lstat().st_ino
-        # On the caller's own thread until all listens, so that whatever is wrong is raised where it was asked for.
         self._run(self._serve(unix, self._house.unix))
         if options.tcp is None:
             return
@@ -455,7 +475,7 @@ class ApiServer:
     async def _shake(self, line: socket.socket, secured: ssl.SSLContext) -> None:
         with suppress(OSError):  # what goes wrong while shaking hands, TLS' own errors included
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._house.tcp, line, ssl=secured, ssl_handshake_timeout=_SHAKE_S
+                self._house.tcp, line, ssl=secured, ssl_handshake_timeout=SHAKE_S
             )
 
     async def _wound_up(self) -> None:
@@ -474,7 +494,7 @@ class ApiServer:
         for listening in self._listening:
             listening.close()
         dismiss(self._aside)
-        self._loop.close()
+        super()._let_go()
 
 
 class _ServiceApis(typing.Mapping[str, Api]):
