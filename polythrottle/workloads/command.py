@@ -30,7 +30,16 @@ from polythrottle.domain.ports import Placement, Target
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
 from polythrottle.domain.units import parse_quantity
 from polythrottle.workloads.inputs import THREADS, batch_knob, chosen, count, grid_of, threads_knob
-from polythrottle.workloads.trtexec import PROGRAM, RECONSTRUCTED, ExportedTimes, Trtexec, TrtexecCommand, runs
+from polythrottle.workloads.trtexec import (
+    LONGEST_LINE,
+    PROGRAM,
+    RECONSTRUCTED,
+    ExportedTimes,
+    PrintedLines,
+    Trtexec,
+    TrtexecCommand,
+    runs,
+)
 
 # Latencies that a command prints: a number with its unit on a line of its own, or a JSON object with ``latency_s``.
 #
@@ -46,7 +55,6 @@ _OBJECT = r'[\[{].*"[^"]*latency[^"]*"\s*:.*'
 _NEAR = re.compile(
     rf"(?:[\w ]*latency\w*\s*[:=]?\s*)?{_TIME}|\d[\d.]*\s*[mnuµμ]?s|{_OBJECT}", re.IGNORECASE | re.DOTALL
 )
-_LONGEST_PRINTED_LINE = 4096
 _LOOKED_AT = 256
 _SHOWN = 60
 _LEAST_S = 1e-9
@@ -55,7 +63,7 @@ _MOST_ITEMS = 1_000_000
 
 
 @dataclass
-class Printed:
+class Printed(PrintedLines):
     """What a run has printed so far.
 
     Args:
@@ -67,19 +75,7 @@ class Printed:
     latencies: list[tuple[float, int | None]] = field(default_factory=list)
     near: str = ""
     step_s: float = math.inf
-    _rest: bytes = b""
     _fault: str = ""
-
-    def feed(self, chunk: bytes) -> None:
-        """Take some more of standard output."""
-        *lines, rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._line(line)
-        if len(rest) <= _LONGEST_PRINTED_LINE:
-            self._rest = rest
-        else:
-            # Its length alone is kept, by which it is passed over: a program may print for ever without a line break.
-            self._rest = rest[:1] * (_LONGEST_PRINTED_LINE + 1)
 
     def end(self, elapsed_s: float) -> None:
         """Take note that the run has ended: what stands after the last line break is a line too.
@@ -101,7 +97,7 @@ class Printed:
             raise TrialError(f"the command prints no latency that can be: {self._fault}; write {FORMS}")
 
     def _line(self, line: bytes) -> None:
-        if len(line) > _LONGEST_PRINTED_LINE or len(self.latencies) > _MOST:
+        if len(line) > LONGEST_LINE or len(self.latencies) > _MOST:
             return
         text = line.decode(errors="replace").strip()
         try:

@@ -55,7 +55,7 @@ _WORDS = re.compile(
 _COPIES = ("h2dMs", "d2hMs", "inMs", "outMs")
 """The last two before release 8."""
 _EXPORT = "--exportTimes="
-_LONGEST_LINE = 4096
+LONGEST_LINE = 4096
 _MOST = 200_000
 _MOST_BYTES = 100_000_000
 _STEP_MS = 1e-5
@@ -91,8 +91,25 @@ def engine_command(program: str, engine: str, inputs: Sequence[str]) -> str:
     return f"cmd:{shlex.join([program, f'--loadEngine={plain}', *([f'--shapes={spec}'] if spec else [])])}"
 
 
+class PrintedLines:
+    """Standard output as it comes, taken a line at a time."""
+
+    _rest = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take some more of standard output."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._line(line)
+        # A program may print for ever without a line break: of such a line no more is kept than shows its length.
+        self._rest = rest[: LONGEST_LINE + 1]
+
+    def _line(self, line: bytes) -> None:
+        raise NotImplementedError
+
+
 @dataclass
-class Trtexec:
+class Trtexec(PrintedLines):
     """What a run of trtexec has printed so far.
 
     Args:
@@ -106,7 +123,6 @@ class Trtexec:
     step_s: float = _STEP_MS / 1000
     reconstructed: bool = False
     copies: bool | None = None
-    _rest: bytes = b""
     _queries: int = 0
     _averaged: int = 0
     _items: int | None = None
@@ -117,17 +133,10 @@ class Trtexec:
 
     near = ""
 
-    def feed(self, chunk: bytes) -> None:
-        """Take some more of standard output."""
-        *lines, rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._line(line)
-        self._rest = rest[: _LONGEST_LINE + 1]
-
     def _line(self, line: bytes) -> None:
         if not _WORDS.search(line):
             return
-        text = line[:_LONGEST_LINE].decode(errors="replace").rstrip()
+        text = line[:LONGEST_LINE].decode(errors="replace").rstrip()
         if match := _LATENCY.search(text):
             low, high, mean, median, rest = match.groups()
             shares = {float(share): float(value) for share, value in _PERCENTILE.findall(rest)}
