@@ -518,15 +518,7 @@ class ActuatedDevice:
         return self._actuator.differences
 
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Leave the settings in place under a guard that restores them unless they are confirmed.
-
-        Args:
-            holder: What holds the device from now on, such as the profile's name.
-            seconds: When to restore; None is at the next restore or reboot, without a guard.
-            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
-
-        Returns:
-            The name under which the device stands on record.
+        """Leave the settings in place under a guard; see `polythrottle.domain.ports.Lasting`.
 
         Raises:
             DeviceError: If the device was not entered.

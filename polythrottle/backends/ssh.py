@@ -312,15 +312,7 @@ class SshDevice(RemoteDevice):
         return (*own, Finding("ssh", True, way))
 
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Leave the settings in place under a guard on the board that restores them unless they are confirmed.
-
-        Args:
-            holder: What holds the device from now on, for people to read, such as the profile's name.
-            seconds: When to restore; None is at the next restore or reboot, without a guard.
-            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
-
-        Returns:
-            The name under which the device stands on record there.
+        """Leave the settings in place under a guard on the board; see `polythrottle.domain.ports.Lasting`.
 
         Raises:
             DeviceError: If the device was not entered.

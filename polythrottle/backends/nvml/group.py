@@ -306,12 +306,7 @@ class NvmlGroup:
         self._together(lambda each: each.restore())
 
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Leave the settings in place under a guard for each GPU; if one cannot be handed over, none is left changed.
-
-        Args:
-            holder: What holds the GPUs from now on, such as the profile's name.
-            seconds: When to restore; None is at the next restore or reboot, without a guard.
-            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
+        """Leave the settings in place as each GPU does; if one cannot be handed over, none is left changed.
 
         Returns:
             The names under which the GPUs stand on record, with commas between.
