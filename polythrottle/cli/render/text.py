@@ -302,16 +302,7 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
     if best is not None and best.measurement is not None:
         yield "tuned", f"{show_energy(best.measurement)} per item, {_latencies(best.measurement)}"
         yield from _beside(best.measurement)
-        yield "saving", _saving(study)
-        yield from passed_over(study)
-        if study.problem.objective is Objective.EDP:
-            objective = study.problem.objective
-            yield str(objective), f"{show(objective.of(best.measurement), objective.unit)} per item"
-        if study.within_noise:
-            yield "", Text(_within_noise(tuning), "yellow")
-        elif study.default_will_do:
-            gained = "nothing is to be gained here" if is_conclusive(tuning.ended) else "nothing gained so far"
-            yield "", f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
+        yield from _gain(tuning, best.measurement)
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
         yield from _of_tokens(default, best.measurement)
@@ -327,6 +318,21 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         yield "late", tuning.errors.words
     yield from _older(tuning)
     yield from _presets(study)
+
+
+def _gain(tuning: "Tuning", best: Measurement) -> "Iterator[tuple[str, str | Text]]":
+    """Yield what the best point saves, and how sure that is."""
+    study = tuning.study
+    objective = study.problem.objective
+    yield "saving", _saving(study)
+    yield from passed_over(study)
+    if objective is Objective.EDP:
+        yield str(objective), f"{show(objective.of(best), objective.unit)} per item"
+    if study.within_noise:
+        yield "", Text(_within_noise(tuning), "yellow")
+    elif study.default_will_do:
+        gained = "nothing is to be gained here" if is_conclusive(tuning.ended) else "nothing gained so far"
+        yield "", f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
 
 
 def _older(tuning: "Tuning") -> "Iterator[tuple[str, str]]":
