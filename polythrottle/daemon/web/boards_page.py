@@ -88,13 +88,13 @@ class BoardsServer(LoopServer):
     """
 
     def __init__(self, tcp: Tcp) -> None:
-        super().__init__()
         page = load_boards()
         headers = {**HEADERS, **{name.lower(): text for name, text in page.headers.items()}}
         self._shelf = _Shelf(page.body, tcp.token_file is not None)
         self._house = House.of(Gate(_app(self._shelf, headers), tcp), AccessControl())
         secured = tcp.secured()
         self._listening = tcp_socket(tcp)
+        super().__init__()  # not before: a loop that nobody closes would be left where it cannot listen
         shake_s = None if secured is None else SHAKE_S
         self._server = self._loop.run_until_complete(
             self._loop.create_server(
