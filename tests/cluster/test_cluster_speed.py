@@ -2,7 +2,7 @@
 
 import pytest
 
-from polythrottle.cluster.predict.completion import ServerDemand, asynchronous, shortfall, think_s
+from polythrottle.cluster.predict.completion import asynchronous, think_s
 from polythrottle.domain.errors import InvalidInput
 
 
@@ -29,26 +29,9 @@ def test_servers_without_limit_add_speeds_up() -> None:
     assert asynchronous([], 0.02) == 0
 
 
-def test_another_server_helps_only_what_servers_share() -> None:
-    """Handling is shared, moving bytes is not."""
-    assert ServerDemand(0.02, 0.0).time_s(2) == pytest.approx(0.01)
-    assert ServerDemand(0.0, 0.02).time_s(2) == pytest.approx(0.02)
-    with pytest.raises(InvalidInput, match="at least one"):
-        ServerDemand(0.02).time_s(0)
-    with pytest.raises(InvalidInput):
-        ServerDemand(-1.0)
-
-
 def test_distance_slows_a_worker_by_round_trips() -> None:
     """30 ms to the server cost a K80 worker about 72 ms a step, as in CM-DARE."""
     near, far = think_s(9.45, 0.01), think_s(9.45, 0.01, 0.03)
     assert far - near == pytest.approx(0.072, rel=0.01)
     with pytest.raises(InvalidInput, match="above 0"):
         think_s(0.0, 0.01)
-
-
-def test_a_shortfall_is_a_share_of_the_sum() -> None:
-    """Nine tenths of the sum is a tenth short."""
-    assert shortfall(9, [5, 5]) == pytest.approx(0.1)
-    with pytest.raises(InvalidInput, match="none is known"):
-        shortfall(9, [])

@@ -11,6 +11,7 @@ from polythrottle.lab.reproduce.cluster_tables import speed_rows
 from polythrottle.lab.reproduce.server_scaling import (
     PRIOR,
     ServerCost,
+    ServerDemand,
     curve_error,
     curves,
     fit_cost,
@@ -32,6 +33,16 @@ def measured(cost: ServerCost = TRUE) -> dict[tuple[str, int, str], dict[int, fl
         for name, network in NETWORKS.items()
         for servers in (1, 2)
     }
+
+
+def test_another_server_helps_only_what_servers_share() -> None:
+    """Handling is shared, moving bytes is not."""
+    assert ServerDemand(0.02, 0.0).time_s(2) == pytest.approx(0.01)
+    assert ServerDemand(0.0, 0.02).time_s(2) == pytest.approx(0.02)
+    with pytest.raises(InvalidInput, match="at least one"):
+        ServerDemand(0.02).time_s(0)
+    with pytest.raises(InvalidInput):
+        ServerDemand(-1.0)
 
 
 def test_a_cost_is_found_again() -> None:

@@ -25,35 +25,6 @@ from polythrottle.domain.fleet.transient_machine import HOUR_S, Lifetime
 KNEE = 0.75
 ROUND_TRIPS = 2.4
 """Round trips to a parameter server per step: fitted to CM-DARE's rows with 30 ms between K80 workers and server."""
-SHORT = 0.067
-"""Share by which a cluster may fall short of its prediction before something is called a bottleneck (CM-DARE)."""
-
-
-@dataclass(frozen=True)
-class ServerDemand:
-    """What one step of one worker takes of the parameter servers.
-
-    Attributes:
-        shared_s: The part that servers share evenly, in seconds at one server: handling tensors.
-        fixed_s: The part that more servers do not shorten, in seconds: moving the bytes of the largest share.
-    """
-
-    shared_s: float
-    fixed_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.shared_s >= 0 and self.fixed_s >= 0):
-            raise InvalidInput(f"a service takes at least 0 s, not {self.shared_s} and {self.fixed_s} s")
-
-    def time_s(self, servers: int) -> float:
-        """Return the time of a service in seconds.
-
-        Raises:
-            InvalidInput: If there is no server.
-        """
-        if servers < 1:
-            raise InvalidInput(f"a cluster with parameter servers has at least one, not {servers}")
-        return self.shared_s / servers + self.fixed_s
 
 
 def think_s(steps_per_s: float, service_s: float, distance_s: float = 0.0) -> float:
@@ -90,19 +61,6 @@ def asynchronous(thinks_s: Sequence[float], service_s: float) -> float:
     # A hard minimum would be exact only for clockwork: random arrivals queue well before the server is full.
     sharpness = max(1.0, len(thinks_s) / load) ** KNEE
     return float(alone / (1 + load**sharpness) ** (1 / sharpness))
-
-
-def shortfall(measured_per_s: float, workers_per_s: Sequence[float]) -> float:
-    """Return by which share a cluster falls short of the sum of its workers' speeds; negative if it is faster.
-
-    Raises:
-        InvalidInput: If no worker has a speed.
-    """
-    if not (expected := sum(workers_per_s)) > 0:
-        raise InvalidInput("a cluster's speed is judged by that of its workers; none is known")
-    if expected < inf:
-        return 1 - measured_per_s / expected
-    return 1.0
 
 
 # A whole job on machines that may be lost: when it ends, what it costs, the joules, each with its spread.

@@ -228,10 +228,6 @@ REVOCATIONS = (
     Revocations("V100", "asia-east1", (0.23, 0.47, 0.47, 0.47), 0.16),
 )
 
-FRAMEWORK_S = {True: (10.2, 0.0895), False: (71.1, 0.0895)}
-"""Warm (a process starts again) or cold (a new machine): seconds to the first step, and seconds per tensor; a line
-through ResNet-15, ResNet-32, Shake-Shake small, big: 75.6, 78.7, 89.1, 90.8 s cold; 14.8, 19.0, 29.4, 30.6 s warm."""
-
 
 def curve(some: Revocations) -> Pieces:
     """Return a published row as a curve with a constant danger within each span of age."""

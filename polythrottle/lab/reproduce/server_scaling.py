@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from polythrottle.cluster.predict.completion import ServerDemand, asynchronous, think_s
+from polythrottle.cluster.predict.completion import asynchronous, think_s
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
 from polythrottle.lab.reproduce.cluster_tables import SpeedRow
@@ -23,6 +23,33 @@ _BYTES_PER_PARAMETER = 8.0
 _NOISE = 0.1
 _LOOSE = (0.2, 0.1, 0.05, 0.4)
 """How far from the prior, in logarithms, what servers take may be: the first unless networks left out say another."""
+
+
+@dataclass(frozen=True)
+class ServerDemand:
+    """What one step of one worker takes of the parameter servers.
+
+    Attributes:
+        shared_s: The part that servers share evenly, in seconds at one server: handling tensors.
+        fixed_s: The part that more servers do not shorten, in seconds: moving the bytes of the largest share.
+    """
+
+    shared_s: float
+    fixed_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.shared_s >= 0 and self.fixed_s >= 0):
+            raise InvalidInput(f"a service takes at least 0 s, not {self.shared_s} and {self.fixed_s} s")
+
+    def time_s(self, servers: int) -> float:
+        """Return the time of a service in seconds.
+
+        Raises:
+            InvalidInput: If there is no server.
+        """
+        if servers < 1:
+            raise InvalidInput(f"a cluster with parameter servers has at least one, not {servers}")
+        return self.shared_s / servers + self.fixed_s
 
 
 @dataclass(frozen=True)

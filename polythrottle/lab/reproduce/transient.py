@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from polythrottle.cluster.predict.accuracy import OURS, covered, leaking, left_out, mape
-from polythrottle.cluster.predict.completion import SHORT
 from polythrottle.cluster.predict.step_times import left_out_errors, repeat_error
 from polythrottle.cluster.recorded_tables import checkpoint_rows, step_rows
 from polythrottle.domain.errors import BadFile
@@ -41,6 +40,7 @@ from polythrottle.lab.reproduce.transient_clusters import (
 )
 from polythrottle.lab.reproduce.transient_lifetimes import AGES_H, calibration, inside, lives, shares
 from polythrottle.lab.reproduce.transient_machines import framework_s, startup
+from polythrottle.training.elastic.nodes.bottleneck import THRESHOLD
 
 # The papers on transient training (arXiv 1903.00045, 2004.03072) beside the models of `cluster/predict`.
 #
@@ -126,7 +126,7 @@ def _icac(folder: Path) -> dict[str, Any]:
 
 
 def _bottlenecks(folder: Path) -> dict[str, Any]:
-    return {"threshold": SHORT, "curves": bottlenecks(curves(speed_rows(folder / _SPEEDS)))}
+    return {"threshold": THRESHOLD, "curves": bottlenecks(curves(speed_rows(folder / _SPEEDS)))}
 
 
 def _lifetimes(folder: Path) -> dict[str, Any]:

@@ -13,12 +13,10 @@ from typing import Any
 from scipy.optimize import brentq
 
 from polythrottle.cluster.predict.completion import (
-    SHORT,
     ClusterJob,
     ClusterMember,
     asynchronous,
     complete,
-    shortfall,
     think_s,
 )
 from polythrottle.cluster.recorded_tables import LifetimeRow, lifetime_rows
@@ -37,6 +35,7 @@ from polythrottle.lab.reproduce.published import (
 )
 from polythrottle.lab.reproduce.server_scaling import Curve, NetworkFit, curve_error, curves, fit_cost, fit_network
 from polythrottle.lab.reproduce.transient_machines import kaplan_meier
+from polythrottle.training.elastic.nodes.bottleneck import THRESHOLD, Shortfall
 
 Curves = Mapping[Curve, Mapping[int, float]]
 HALVES = {"odd": (1, 3, 5, 7), "even": (2, 4, 6, 8), "ends": (1, 2, 7, 8), "spread": (1, 4, 5, 8)}
@@ -279,7 +278,7 @@ def _each(measured: Curves) -> list[dict[str, Any]]:
     return found
 
 
-def bottlenecks(measured: Curves, threshold: float = SHORT) -> list[dict[str, Any]]:
+def bottlenecks(measured: Curves, threshold: float = THRESHOLD) -> list[dict[str, Any]]:
     """Return for each curve from how many workers on it falls short of the sum of single ones, and what a server adds.
 
     Args:
@@ -288,14 +287,14 @@ def bottlenecks(measured: Curves, threshold: float = SHORT) -> list[dict[str, An
     """
     found = []
     for (gpu, servers, name), some in measured.items():
-        short = {n: shortfall(one, (some[1],) * n) for n, one in some.items()}
-        flagged = [n for n, one in short.items() if one > threshold]
+        short = {n: Shortfall(0, one, sum((some[1],) * n), threshold) for n, one in some.items()}
+        flagged = [n for n, one in short.items() if one.found]
         more = measured.get((gpu, servers + 1, name))
         most = max(some)
         found.append(
             {
                 **{"gpu": gpu, "servers": servers, "network": name, "flagged": flagged},
-                "short_at_most": short[most],
+                "short_at_most": short[most].short,
                 "another_server": None if more is None or most not in more else more[most] / some[most] - 1,
             }
         )
