@@ -37,7 +37,6 @@ _UNDISTURBED = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")  # a Ctrl-C is 
 _SHIELDED = ("/bin/sh", "-c", 'trap "" INT TERM HUP; exec "$@"', "sh")
 _PATIENCE_S = 120.0  # somebody may be typing the passphrase of a key
 _NO_WAY = 255  # ssh's own failure, and not that of what it ran (ssh(1), EXIT STATUS)
-_CHUNK = 65536
 _MOST_NOISE = 65536
 _LONGEST = 300
 _ANSWER_S = 600.0

@@ -22,7 +22,6 @@ from polythrottle.storage.untrusted import printable
 HEAD_BYTES = 64 << 10
 """A head may be this long: of a request or of an answer."""
 _CONNECT_S = 10.0
-_OK = 200
 _SERVER_FAULT = 500
 _BUFFER = bytearray(256 << 10)
 """What is received lies here until the callback that received it returns; the loop runs one at a time."""

@@ -24,7 +24,6 @@ from polythrottle.storage.untrusted import last_line
 # that was never switched has no note: it is in the mode that its file of modes names as the one to start in.
 # Standard library only, so that a mode can be put back without anything else.
 
-SCHEME = "nvpmodel"
 PROGRAM = "/usr/sbin/nvpmodel"
 _STATUS = "var/lib/nvpmodel/status"
 _CONF = "etc/nvpmodel.conf"
