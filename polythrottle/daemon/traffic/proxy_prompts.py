@@ -21,6 +21,7 @@ from urllib.parse import SplitResult
 from polythrottle.daemon.control.events import GPU_CLOCK, ClockWanted, ControlPlan, Target
 from polythrottle.daemon.control.state import State
 from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.traffic import answered, connection_to
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.domain.backports import paired
 from polythrottle.domain.clock import Clock, SystemClock
@@ -185,26 +186,26 @@ class PromptStream:
 
     def _read(self) -> None:
         """Read events until the connection ends."""
-        connection = _connection(self._address)
+        connection = connection_to(self._address, _TIMEOUT_S)
         self._connection = connection
         try:
-            connection.request("GET", PROMPTS_PATH, headers={"Accept": "text/event-stream"})
-            answer = connection.getresponse()
-            if answer.status != _OK:
-                raise InvalidInput(f"it answers {answer.status} {answer.reason}"[:80])
-            self.connected += 1
-            while not self._closed.is_set():
-                line = answer.readline(_LINE_BYTES)
-                if not line:
-                    raise OSError("it has ended the connection")
-                if line.startswith(_DATA):
-                    before, self._news = self._news, news_of(line[len(_DATA) :], self._clock.now())
-                    self._firsts.heard(before, self._news)
-                    self.why = ""
-                    self._ring()
+            with answered(connection, "GET", PROMPTS_PATH, {"Accept": "text/event-stream"}) as answer:
+                if answer.status != _OK:
+                    raise InvalidInput(f"it answers {answer.status} {answer.reason}"[:80])
+                self.connected += 1
+                while not self._closed.is_set():
+                    self._take(answer.readline(_LINE_BYTES))
         finally:
             self._connection = None
-            connection.close()
+
+    def _take(self, line: bytes) -> None:
+        if not line:
+            raise OSError("it has ended the connection")
+        if line.startswith(_DATA):
+            before, self._news = self._news, news_of(line[len(_DATA) :], self._clock.now())
+            self._firsts.heard(before, self._news)
+            self.why = ""
+            self._ring()
 
 
 class InFlightBound:
@@ -292,13 +293,9 @@ class InFlightBound:
         body = None
         if limit is not None:
             body = encode({"limit": limit})
-        connection = _connection(self._address)
-        try:
-            connection.request(method, LIMIT_PATH, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
+        line = connection_to(self._address, _TIMEOUT_S)
+        with answered(line, method, LIMIT_PATH, {"Content-Type": "application/json"}, body) as answer:
             data = answer.read(_LIMIT_BYTES)
-        finally:
-            connection.close()
         if answer.status != _OK:
             raise ValueError(f"it answers {answer.status}: {data[:80].decode(errors='replace')}")
         holds = None
@@ -308,11 +305,6 @@ class InFlightBound:
         if type(holds) is not int or (limit is not None and holds != limit):
             raise ValueError(f"it answers {data[:80].decode(errors='replace')}")
         return holds
-
-
-def _connection(address: SplitResult) -> http.client.HTTPConnection:
-    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    return kind(address.hostname or "", address.port, timeout=_TIMEOUT_S)
 
 
 class ProxiedTraffic:

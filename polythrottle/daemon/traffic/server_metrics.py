@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import math
-import ssl
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from prometheus_client.samples import Sample
 
 from polythrottle.daemon.control.events import Target
 from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.traffic import answered, connection_to
 from polythrottle.daemon.traffic.engines import Names, names_on, whose
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.domain.backports import removesuffix
@@ -83,32 +83,18 @@ class Fetcher:
             self._done.set()
 
     def _fetched(self) -> tuple[str | None, str]:
-        connection = self._connection()
+        headers = {"Accept": "text/plain", "Connection": "close"}
+        line = connection_to(self._address, self._timeout_s)
         try:
-            connection.request("GET", self._target, headers={"Accept": "text/plain", "Connection": "close"})
-            answer = connection.getresponse()
-            data = answer.read(self._most_bytes + 1)
+            with answered(line, "GET", self._address.path or "/", headers) as answer:
+                data = answer.read(self._most_bytes + 1)
         except (OSError, http.client.HTTPException) as error:
             return None, f"it does not answer: {str(error) or type(error).__name__}"
-        finally:
-            connection.close()
         if answer.status != _OK:
             return None, f"it answers {answer.status} {answer.reason}"[:80]
         if len(data) > self._most_bytes:
             return None, f"its page is longer than {self._most_bytes >> 20} MiB"
         return data.decode("utf-8", "replace"), ""
-
-    @property
-    def _target(self) -> str:
-        return self._address.path or "/"
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host = self._address.hostname or ""
-        port = self._address.port
-        if self._address.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
-        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
 
 # What a server's Prometheus metrics say of its requests, by the names of its engine.

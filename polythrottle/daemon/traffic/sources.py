@@ -33,6 +33,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from polythrottle.daemon.control.events import Target
 from polythrottle.daemon.observation import RequestStats, Traffic
+from polythrottle.daemon.traffic import answered
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.units import parse_quantity
@@ -127,14 +128,10 @@ class TritonBatcher:
             self._refusal = f"{self._host}:{self._port} cannot be told how to batch: {str(error)[:120]}"
 
     def _asked(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
-        try:
-            text = None if body is None else encode(body)
-            connection.request(method, path, text, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
+        line = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
+        text = None if body is None else encode(body)
+        with answered(line, method, path, {"Content-Type": "application/json"}, text) as answer:
             data = answer.read(_MOST_BYTES)
-        finally:
-            connection.close()
         if answer.status != _OK:
             raise ValueError(f"it answers {answer.status} to {path}")
         return decode(data or b"{}", deepest=_DEEPEST)
