@@ -218,10 +218,6 @@ class Supervisor:
         """Say that the loop still turns; to be called from that loop alone."""
         self._send("WATCHDOG=1")
 
-    def status(self, words: str) -> None:
-        """Say in a line for people what the process does."""
-        self._send(f"STATUS={words}")
-
     def stopping(self) -> None:
         """Say that the process is about to end."""
         self._send("STOPPING=1")

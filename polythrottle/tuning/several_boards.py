@@ -8,7 +8,7 @@ import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from queue import SimpleQueue
@@ -105,11 +105,6 @@ class SharedStudy:
         self._settled: tuple[tuple[int, tuple[int, ...]], str] | None = None
         self._verdict: tuple[int, str | None] | None = None
         self._problem = journal.study.problem
-
-    @property
-    def errors(self) -> Mapping[str, PolythrottleError]:
-        """Why boards dropped out, by their URI."""
-        return self._errors
 
     @property
     def duration_s(self) -> float:

@@ -52,8 +52,6 @@ def test_a_co_run_at_an_even_share_takes_about_twice_as_long(engine: Engine) -> 
     alone = co_run(engine, (model, 1), (trained(model, 1000), 16), busy(point), share=0.0)
     beside = co_run(engine, (model, 1), (trained(model, 1000), 16), point)
     assert 2.0 < beside.latency_s / alone.latency_s < 2.0 * (1 + ASSUMED.contention) / ASSUMED.useful
-    assert np.isinf(alone.slice_s)
-    assert np.isfinite(beside.slice_s)
 
 
 def test_inference_without_time_is_refused(engine: Engine) -> None:

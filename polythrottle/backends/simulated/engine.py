@@ -265,14 +265,10 @@ class CoRun:
 
     Args:
         latency_s: Of one query, from sending to answer.
-        interval_s: Between two answers.
-        slice_s: Of one slice of the fine-tuning; infinite if it gets no time.
         power_w: Mean besides leakage.
     """
 
     latency_s: float
-    interval_s: float
-    slice_s: float
     power_w: float
 
 
@@ -303,19 +299,13 @@ def co_run(
     levels = engine.columns([busy(point)])
     if share == 0:
         one = _cycle(engine, serving, alone)
-        return CoRun(one.latency_s.item(), one.interval_s.item(), np.inf, one.dynamic_w.item())
+        return CoRun(one.latency_s.item(), one.dynamic_w.item())
     one = _cycle(engine, serving, levels)
     other = _cycle(engine, training, levels)
     mine, theirs = (memory_share(engine, *_sized(each), levels).item() for each in (serving, training))
     pace = paces(mine, theirs, share, sharing)
     power_w = (1.0 - share) * one.dynamic_w + share * other.dynamic_w
-    stretch = 1.0 / pace.inference
-    return CoRun(
-        (one.latency_s * stretch).item(),
-        (one.interval_s * stretch).item(),
-        (other.interval_s / pace.training).item(),
-        power_w.item(),
-    )
+    return CoRun((one.latency_s * (1.0 / pace.inference)).item(), power_w.item())
 
 
 def _sized(work: tuple[Model, int]) -> tuple[Model, Array]:

@@ -70,8 +70,7 @@ class Step:
     """What one step was.
 
     Args:
-        begin_s: When it began; ``duration_s`` is how long it took.
-        duration_s: See ``begin_s``.
+        duration_s: How long it took.
         power_w: Of the whole group.
         gpu_hz: SM clock that ran.
         work: What it computed.
@@ -79,7 +78,6 @@ class Step:
         started: Requests that made their first.
     """
 
-    begin_s: float
     duration_s: float
     power_w: float
     gpu_hz: float
@@ -247,7 +245,7 @@ class TokenServer:
             self._decode_steps += 1
         finished = self._finished(end_s)
         started = self._prompted(pieces, end_s, finished)
-        return Step(now_s, duration_s, power_w * self._model.gpus, gpu_hz, work, tuple(finished), tuple(started))
+        return Step(duration_s, power_w * self._model.gpus, gpu_hz, work, tuple(finished), tuple(started))
 
     def _finished(self, end_s: float) -> list[TokenRequest]:
         finished = []

@@ -124,11 +124,6 @@ class PromptNews:
     made: float = 0.0
     lately: tuple[tuple[float, float], ...] = ()
 
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is under way."""
-        return not self.waiting and not self.streams
-
 
 @dataclass(frozen=True)
 class TokenLimits:
