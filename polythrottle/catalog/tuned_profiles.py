@@ -25,7 +25,7 @@ from polythrottle.domain.units import is_finite, to_file, to_si
 from polythrottle.storage.atomic_file import check_folder, replace_file
 from polythrottle.storage.identity import disagreement, identity_by_name
 from polythrottle.storage.paths import state_dir
-from polythrottle.storage.untrusted import bounded, parse_toml, read_plain, said
+from polythrottle.storage.untrusted import MALFORMED, bounded, parse_toml, read_plain, said
 
 # Points and ladders of points as tables of TOML: ``[point]`` and ``[ladder]`` of a tuned profile.
 
@@ -229,15 +229,7 @@ def read_profile(path: Path) -> Profile:
             workload_knobs=_names(document.get("workload_knobs"), "workload_knobs"),
             ladder=ladder_from_table(document["ladder"], point) if "ladder" in document else None,
         )
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        PolythrottleError,
-    ) as error:
+    except (*MALFORMED, PolythrottleError) as error:
         raise BadFile(f"{path} is not a profile: {said(error)}") from error
 
 

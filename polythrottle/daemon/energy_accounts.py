@@ -25,7 +25,7 @@ from polythrottle.domain.measurement import BETWEEN_WINDOWS, EnergyKind, Measure
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import without_options
-from polythrottle.storage.untrusted import said, shortened
+from polythrottle.storage.untrusted import MALFORMED, said, shortened
 
 # What following a profile saves against the device's default point, at the same requests.
 
@@ -211,7 +211,7 @@ class Accounts:
         try:
             return self._resume(kept, SetBudget(**kept["wish"]))
         # What another version has kept may be of another shape, and the time of day of a moment far off is unknown.
-        except (PolythrottleError, TypeError, KeyError, ValueError, OverflowError, OSError) as error:
+        except (*MALFORMED, PolythrottleError, OSError) as error:
             self._unread = True
             return f"the budget kept cannot be followed, and limits nothing: {said(error)}; set another"
 
@@ -474,5 +474,5 @@ def _restored(kept: Any, read: Callable[[Any], T]) -> T | None:
         if kept is None:
             return None
         return read(kept)
-    except (TypeError, ValueError, KeyError, OverflowError, PolythrottleError):
+    except (*MALFORMED, PolythrottleError):
         return None

@@ -27,6 +27,7 @@ from polythrottle.inspect.descriptions import simulated_board
 from polythrottle.inspect.tree_files import Collection, collect
 from polythrottle.storage.atomic_file import open_replacement
 from polythrottle.storage.identity import identity_of, without_options
+from polythrottle.storage.untrusted import MALFORMED
 
 # Writes snapshot archives and lays them out: sorted, without times or owners, so that one board gives one archive.
 
@@ -92,7 +93,7 @@ def opened_by(path: Path, folder: Path) -> str:
     try:
         device = json.loads(read_member(path, "snapshot.json"))["device"]
         scheme = device.partition(":")[0]
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
+    except MALFORMED as err:
         raise BadFile(f"{path}: snapshot.json does not say what device it is of") from err
     if scheme in ("jetson", "cpu"):
         return f"{scheme}?root={folder}"

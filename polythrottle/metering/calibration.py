@@ -20,7 +20,7 @@ from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.identity import identity_of
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import csv_lines, lines
-from polythrottle.storage.untrusted import check_plain
+from polythrottle.storage.untrusted import MALFORMED, check_plain
 
 # What was found out about a device's own sensor: kept by what its joules are, and used for the same joules again.
 #
@@ -99,7 +99,7 @@ def read_calibration(path: Path) -> Sensor | None:
         return Sensor(**document["sensor"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, InvalidInput) as error:
+    except (*MALFORMED, OSError, InvalidInput) as error:
         raise BadFile(f"{path} is no calibration: {error}; remove it or run polythrottle calibrate again") from error
 
 

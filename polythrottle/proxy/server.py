@@ -22,7 +22,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.proxy.answers import Counted
 from polythrottle.proxy.relay import ClientConnection, Exchange, Request
 from polythrottle.proxy.traffic import KIND, Admission, Figures, Gauges, InFlight, Prompts
-from polythrottle.storage.untrusted import is_address, is_loopback, printable
+from polythrottle.storage.untrusted import MALFORMED, is_address, is_loopback, printable
 
 OWN = "/polythrottle/"
 LIMIT_PATH = f"{OWN}in_flight"
@@ -349,7 +349,7 @@ class Proxy:
             self.set_limit(found["limit"])
         except InvalidInput as error:
             connection.refuse(400, str(error))
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except MALFORMED:
             connection.refuse(400, 'write for example {"limit": 16}')
         else:
             connection.answer(_OK, self._shown(), keeps=request.keeps)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import flagged
 from polythrottle.domain.fleet.transient_machine import Cap
+from polythrottle.storage.untrusted import MALFORMED
 
 VERSION = 1
 FOLDER = "knowledge"
@@ -192,7 +193,7 @@ def recall(store: KnowledgeStore, gpu: str, network: str) -> tuple[Knowledge, tu
         except InvalidInput as error:
             notes.append(f"{folder}/{name} holds no node's knowledge and is left out: {error}")
         # One machine's damaged file must not keep the others' from a whole fleet.
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except MALFORMED:
             notes.append(
                 f"{folder}/{name} holds no node's knowledge and is left out: it is damaged or not of this kind"
             )

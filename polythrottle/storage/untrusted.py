@@ -23,6 +23,9 @@ NEVER_SHOWN = MappingProxyType(dict.fromkeys(_CODES, "\N{REPLACEMENT CHARACTER}"
 direction of writing (Unicode Standard Annex 9), none of which this program ever has a reason to print."""
 
 _ECHOED = 40
+MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What taking a document apart raises where it is not what it should be: parts that lack or are of another type,
+numbers beyond any bound, and nesting without end."""
 
 
 def printable(text: str) -> str:

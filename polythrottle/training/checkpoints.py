@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from polythrottle.domain.errors import BadFile, StorageError
+from polythrottle.storage.untrusted import MALFORMED
 
 FORMAT = 1
 KEPT = 2
@@ -85,7 +86,7 @@ def read_head(data: bytes) -> dict[str, Any]:
         if head["v"] != FORMAT:
             raise BadFile("it is of another version")
         return {**head}
-    except (ValueError, KeyError, TypeError, RecursionError) as err:
+    except MALFORMED as err:
         raise BadFile("its first line is torn or none of ours") from err
 
 

@@ -15,7 +15,7 @@ from polythrottle.domain.problem import Problem
 from polythrottle.domain.space import Level
 from polythrottle.domain.units import span_s
 from polythrottle.optimize import Options, make_optimizer
-from polythrottle.storage.untrusted import said
+from polythrottle.storage.untrusted import MALFORMED, said
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.stopping import Budget, Rule
 
@@ -188,7 +188,7 @@ class StudyPlan:
                 identity=_identity(line.get("identity", {})),
                 errors=None if line.get("error_budget") is None else ErrorBudget.parse(line["error_budget"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, InvalidInput) as error:
+        except (*MALFORMED, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {said(error)}") from error
 
 

@@ -28,7 +28,7 @@ from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.units import show_name
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.storage.identity import content_digest, identity_of, without_options
-from polythrottle.storage.untrusted import said
+from polythrottle.storage.untrusted import MALFORMED, said
 from polythrottle.tuning.objects import GivenObjects, Served, name_of
 
 if TYPE_CHECKING:
@@ -478,7 +478,7 @@ class Setup:
             setup = cls(**{**words, "device": words["device"]})  # a journal names its device, whatever the default
             _check_words(setup)
             return setup
-        except (KeyError, AttributeError, TypeError, ValueError, InvalidInput) as error:
+        except (*MALFORMED, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {said(error)}") from error
 
 

@@ -18,7 +18,7 @@ from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
-from polythrottle.storage.untrusted import check_plain
+from polythrottle.storage.untrusted import MALFORMED, check_plain
 from polythrottle.workloads.foreign_calls import guarded, one_line, timed
 from polythrottle.workloads.inputs import (
     THREADS,
@@ -239,7 +239,7 @@ class UsedProviders:
                 for event in events
                 if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time")
             ]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (*MALFORMED, OSError):
             return cls()
         return cls(Counter(_SHORT.get(str(name), str(name)) for name in providers))
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from polythrottle.domain.backports import paired, pairwise, removeprefix
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
-from polythrottle.storage.untrusted import read_plain
+from polythrottle.storage.untrusted import MALFORMED, read_plain
 from polythrottle.workloads.inputs import parse_inputs
 
 PROGRAM = "trtexec"
@@ -213,7 +213,7 @@ class Trtexec(PrintedLines):
             lines: list[Any] = json.loads(read_plain(path, _MOST_BYTES))
             times_ms = [float(each["latencyMs"]) for each in lines]
             self.copies = any(float(each.get(name, 0)) > 0 for each in lines for name in _COPIES)
-        except (BadFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except (*MALFORMED, BadFile) as err:
             raise TrialError(f"{path} is not what trtexec --exportTimes writes") from err
         if len(times_ms) > _MOST:
             raise TrialError(f"{len(times_ms):,} queries in a run are too many; give --duration=1")

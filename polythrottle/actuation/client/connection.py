@@ -16,6 +16,7 @@ from polythrottle.domain.measurement import Reading
 from polythrottle.domain.ports import Offer
 from polythrottle.domain.space import Knob, OperatingPoint
 from polythrottle.storage.json_lines import Channel, encode
+from polythrottle.storage.untrusted import MALFORMED
 
 TOKEN = "POLYTHROTTLE_TOKEN"
 """The environment variable with the token of a loan, which a process that starts a study gives it."""
@@ -52,7 +53,7 @@ def reading_from(answer: Mapping[str, Any]) -> tuple[Reading, int]:
         fields["clocks_hz"] = {str(domain): int(hz) for domain, hz in fields["clocks_hz"].items()}
         fields["throttled"] = bool(fields["throttled"])
         return Reading(**fields), began_anew
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+    except MALFORMED as err:
         raise DeviceError(f"the actuator's reading makes no sense, as from one of another version: {err}") from err
 
 
@@ -221,7 +222,7 @@ class LeaseHolder:
         """
         try:
             return take(answer[name])
-        except (KeyError, TypeError, ValueError, AttributeError, PolythrottleError) as err:
+        except (*MALFORMED, PolythrottleError) as err:
             raise DeviceError(f"the actuator at {self._path} is of another version: its {name} says {err}") from err
 
     def _under(self, verb: str, **fields: Any) -> dict[str, Any]:

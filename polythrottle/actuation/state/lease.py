@@ -20,6 +20,7 @@ from polythrottle.actuation.drivers.controls import text_of
 from polythrottle.actuation.state.record import Record, shown
 from polythrottle.actuation.state.site import Site, contents, opened
 from polythrottle.domain.errors import DeviceError, StorageError
+from polythrottle.storage.untrusted import MALFORMED
 
 # The lease: who may write to a device, with which token, until when.
 #
@@ -327,7 +328,7 @@ class Fence:
             started = line.get("started", 0)
             lease = Lease(**{name: line[name] for name in _KINDS}, started=started if type(started) is int else 0)
             lease = replace(lease, holder=one_line(lease.holder), since=one_line(lease.since))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except MALFORMED:
             return Lease(0, self._boot_id)
         if lease.boot_id == self._boot_id:
             return lease

@@ -27,7 +27,7 @@ from polythrottle.actuation.drivers.controls import Control, Start
 from polythrottle.actuation.state.site import contents
 from polythrottle.domain.errors import StorageError
 from polythrottle.storage.atomic_file import sync_folder
-from polythrottle.storage.untrusted import printable
+from polythrottle.storage.untrusted import MALFORMED, printable
 
 VERSION = 2
 FORGET = b"forget\n"
@@ -370,7 +370,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         line = json.loads(text)
         crc = line.pop("crc")
         return line if crc == zlib.crc32(_text(line).encode()) else {}
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+    except MALFORMED:
         return {}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from polythrottle.cluster.recorded_tables import read_trace
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.fleet.transient_machine import Market
-from polythrottle.storage.untrusted import check_plain
+from polythrottle.storage.untrusted import MALFORMED, check_plain
 
 # One machine, a deadline, spot that comes and goes: when to rent on demand instead.
 #
@@ -306,7 +306,7 @@ def _of_json(path: Path, machines: int) -> Availability:
         counts = [_count(value) for value in data]
     except OSError as error:
         raise BadFile(f"cannot read the trace {path}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except MALFORMED as error:
         raise BadFile(
             f"{path} is no trace of availability: it needs metadata.gap_seconds, a number, and data, a list of whole"
             " numbers of at least 0"

@@ -26,6 +26,7 @@ from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.observation import ControlPeriod
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.domain.ladder import Ladder, Rung
+from polythrottle.storage.untrusted import MALFORMED
 
 _LEARNT = "watch"
 _REQUESTS_PER_S = 1 / 3
@@ -255,7 +256,7 @@ def _restored(kept: Any, key: int) -> tuple[Quantity, Quantity] | None:
         return None
     try:
         return _learnt(_ENERGY, kept["energy"]), _learnt(_LATENCY, kept["latency"])
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, PolythrottleError):
+    except (*MALFORMED, PolythrottleError):
         return None
 
 

@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.storage.untrusted import MALFORMED
 
 KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 LIST_METHOD = "/v1.PodResourcesLister/List"
@@ -423,7 +424,7 @@ def _facts(body: bytes, name: PodName) -> PodFacts:
             phase=_text(status.get("phase", "")),
             address=_text(status.get("podIP", "")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise DeviceError(f"the cluster's API tells of pod {name} what is no pod: {error!r:.100}") from error
 
 

@@ -29,6 +29,7 @@ from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.load.prompt_boost import ClockDemand, PromptNews
 from polythrottle.domain.space import IN_FLIGHT, Level
 from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.untrusted import MALFORMED
 
 if TYPE_CHECKING:
     # It loads prometheus_client, and the control loop, which needs the rest of this module, reads no metrics itself.
@@ -87,7 +88,7 @@ def news_of(data: bytes, heard_s: float) -> PromptNews:
             # A proxy of an earlier version does not tell.
             lately=tuple((float(tokens), float(wait_s)) for tokens, wait_s in found.get("lately", ())[:_PROMPTS_MOST]),
         )
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidInput(f"it tells of no prompts: {str(error)[:60]}") from error
     counts = [news.arrived, news.begun, news.firsts, news.waiting, news.sent, news.streams, news.made]
     figures = [*counts, *(figure for prompt in (*news.prompts, *news.lately) for figure in prompt)]

@@ -20,6 +20,7 @@ from polythrottle.daemon.traffic.engines import Names, names_on, whose
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.storage.untrusted import MALFORMED
 
 # One page of a server, fetched in the background, so that who needs it waits no longer than it wants to.
 
@@ -207,7 +208,7 @@ def counts_of(text: str, known: Sequence[Names], model: str = "") -> Counts:
         for sample in _samples(text, names.wanted):
             if not model or _model(sample.labels) in ("", model):
                 sums.take(sample, names)
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
+    except MALFORMED as error:
         raise InvalidInput(f"this is no text of Prometheus metrics: {str(error)[:80]}") from error
     return _counted(sums, names)
 

@@ -22,7 +22,7 @@ from polythrottle.storage.journal.lines import (
     study_from,
     typed,
 )
-from polythrottle.storage.untrusted import check_plain, said
+from polythrottle.storage.untrusted import MALFORMED, check_plain, said
 
 
 def read(path: Path) -> Study:
@@ -252,15 +252,6 @@ def folded(path: Path, data: bytes) -> tuple[int, Fold]:
             line = json.loads(text)
             check_format(line)
             fold.take(line)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            zlib.error,
-            RecursionError,
-            PolythrottleError,
-        ) as error:
+        except (*MALFORMED, zlib.error, PolythrottleError) as error:
             raise BadFile(f"{path} line {number} is not a line of a journal: {said(error)}") from error
     return whole, fold

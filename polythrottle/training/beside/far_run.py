@@ -47,6 +47,7 @@ from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.json_lines import Channel, decode, encode
 from polythrottle.storage.paths import state_dir
+from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.beside.corun_bench import CoRunProfile, PredictionError
 from polythrottle.training.beside.corun_model import CoRun
 from polythrottle.training.beside.interference import Interference, Reference, Tail
@@ -308,7 +309,7 @@ class _Followed:
     def _take(self, message: Mapping[str, Any]) -> Any:
         try:
             return self._understood(message)
-        except (KeyError, TypeError, AttributeError, ValueError) as err:
+        except MALFORMED as err:
             raise DeviceError(f"{self._where} answers what makes no sense: {one_line(err)}") from err
 
     def _understood(self, message: Mapping[str, Any]) -> Any:

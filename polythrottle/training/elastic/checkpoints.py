@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, PolythrottleError, StorageError
 from polythrottle.storage.object_store import Store
+from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.checkpoints import (
     HEAD_BYTES,
     KEPT,
@@ -262,7 +263,7 @@ def _head(store: Store, entry: _Entry) -> dict[str, Any]:
         return {**head}
     except FileNotFoundError as err:
         raise BadFile("it is gone") from err
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except MALFORMED as err:
         raise BadFile("its manifest is torn or none of ours") from err
 
 

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.domain.fleet.transient_machine import HOUR_S, LossRate
 from polythrottle.storage.append_log import AppendLog, whole_lines
+from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.elastic.membership import EventKind
 from polythrottle.training.elastic.worker.process import Fault
 
@@ -340,7 +341,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
             if line["v"] != VERSION:
                 raise ValueError
-        except (ValueError, LookupError, TypeError, RecursionError) as err:
+        except MALFORMED as err:
             raise BadFile(f"{path} line {number} is no event of a job") from err
         records.append(line)
     return records

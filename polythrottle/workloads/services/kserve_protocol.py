@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Tuple
 
 from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import TrialError, UnknownName
-from polythrottle.storage.untrusted import members_of
+from polythrottle.storage.untrusted import MALFORMED, members_of
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import DeclaredInput
 
@@ -257,7 +257,7 @@ def _shape(output: Mapping[str, Any]) -> Shape:
     """Return the shape of an output; one without dimensions if there is none to be read."""
     try:
         return tuple(int(size) for size in output["shape"])
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except MALFORMED:
         return ()
 
 
@@ -266,7 +266,7 @@ def _declared(tensor: Any) -> DeclaredInput:
         name = str(tensor["name"])
         written = str(tensor["datatype"])
         shape = tuple(int(size) for size in tensor["shape"])
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except MALFORMED:
         raise TrialError(f"the server describes an input as {str(tensor)[:100]}, which is not KServe v2") from None
     return DeclaredInput(name, shape, _DTYPES.get(written, written.lower()), written)
 
@@ -283,7 +283,7 @@ def checked_config(found: Any) -> dict[str, Any]:
         numbers += [group.get("count", 1) for group in found.get("instance_group", ())]
         if min(map(int, numbers)) >= 0 and isinstance(found, dict):
             return found
-    except (AttributeError, TypeError, ValueError, OverflowError):
+    except MALFORMED:
         pass
     raise TrialError(f"the server tells a configuration that is not Triton's: {str(found)[:100]}")
 

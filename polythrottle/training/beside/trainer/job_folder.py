@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage import tables
 from polythrottle.storage.atomic_file import replace_file
+from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.checkpoints import (
     HEAD_BYTES,
@@ -552,7 +553,7 @@ def read_begun(folder: Path) -> JobStart | None:
     try:
         classes = {str(label): int(place) for label, place in document["classes"].items()}
         return JobStart(Task.from_document(document["task"]), classes, tuple(int(size) for size in document["shape"]))
-    except (KeyError, TypeError, ValueError, AttributeError, InvalidInput) as err:
+    except (*MALFORMED, InvalidInput) as err:
         raise BadFile(f"{folder / TASK} is damaged") from err
 
 
