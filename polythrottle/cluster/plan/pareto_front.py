@@ -75,6 +75,13 @@ class Outlook:
         """Return the mean of ``time_s``, ``usd``, ``energy_j`` or ``losses``."""
         return float(sum(getattr(each, what) for each in self.outcomes) / len(self.outcomes))
 
+    def error(self, what: str) -> float:
+        """Return the standard error of that mean."""
+        mean = self.mean(what)
+        count = len(self.outcomes)
+        spread = sum((getattr(each, what) - mean) ** 2 for each in self.outcomes)
+        return sqrt(spread / max(1, count - 1) / count)
+
 
 def outlook(option: Option, seed: int = 0, draws: int = 200, patience: float = 20.0) -> Outlook:
     """Return how an option may turn out.
