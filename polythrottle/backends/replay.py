@@ -113,6 +113,11 @@ class Table:
 
         return max(self.points, key=rank)
 
+    @property
+    def fastest(self) -> Measurement:
+        """The row of least mean latency, of those that kept up with their load: what relative limits multiply."""
+        return min(self.measurements, key=_slowness)
+
 
 class ReplayDevice:
     """A recorded table as a device; nothing is set, so nothing needs restoring.
