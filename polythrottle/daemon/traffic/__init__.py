@@ -1,5 +1,7 @@
 """Where requests are seen: reports, a log, a process, a server's metrics, or a simulation."""
 
+from __future__ import annotations
+
 import http.client
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
