@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import typer
 from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, counts, examples, spread
 from polythrottle.cli.output import answer, own_stdout
 from polythrottle.domain.errors import INTERRUPTED, InvalidInput, PolythrottleError
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.storage.paths import state_dir
 
 if TYPE_CHECKING:
@@ -496,8 +496,8 @@ def _profiled(place: "ServingPlace", job: JobOptions, held_out: int, requests: i
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        yield folder
+    with temporary_folder() as folder:
+        yield str(folder)
 
 
 @app.command(short_help="Show where a fine-tuning job stands.", epilog=examples("polythrottle finetune status job"))
