@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import meant, no_level, show_level
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.tuning.objects import Served
 from polythrottle.tuning.remarks import afterwards
 from polythrottle.tuning.setup import Setup
@@ -307,8 +307,8 @@ def sweep(
         PolythrottleError: As `tune`.
     """
     # Rows go to disk one by one in any case; without a name, to where nobody keeps them.
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        table = Path(out or Path(folder) / "sweep.csv")
+    with temporary_folder() as folder:
+        table = Path(out or folder / "sweep.csv")
         return swept(Setup.of(device, workload, meter, setup), table, window, progress, advanced).to_dataframe()
 
 

@@ -93,6 +93,7 @@ class _Lent:
     options: Mapping[str, str]
     prior: str
     error_budget: str
+    counted: bool
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], away: bool) -> "_Lent":
@@ -118,6 +119,7 @@ class _Lent:
                 options={str(name): _text(value) for name, value in dict(answer["options"]).items()},
                 prior=str(answer["prior"]).encode().decode(),  # of characters that can be written
                 error_budget=_text(answer.get("error_budget", "")),  # an older daemon bounds nothing
+                counted=answer.get("counted") is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _Odd(f"its daemon is of another version: {bounded(printable(str(error)), 100)}") from error
@@ -290,7 +292,7 @@ class StudyHost:
                 broken_off = process.poll() is None
                 _ended(process)
             if broken_off:
-                client.host_study(_own_name(), claim, leaves=True)
+                client.host_study(_own_name(), claim, leaves=True, **_account(lent, journal))
                 return False
             words = last_words(errors)
         ends = partial(client.host_study, _own_name(), claim, ended=True, **_account(lent, journal))
@@ -415,18 +417,21 @@ def progress(path: Path) -> tuple[int, float | None]:
     return len(ended), best.measurement.energy_j
 
 
-def _account(lent: _Lent, journal: Path) -> dict[str, float]:
-    """Return what a daemon is told of the error budget it has lent with.
+def _account(lent: _Lent, journal: Path) -> dict[str, Any]:
+    """Return what a daemon is told of the requests of a study, which it puts down in its own account.
 
-    Nothing where it has lent with none, as an older one, which would not understand it; or where the study goes on with
-    that of an earlier loan.
+    An older one, which has not lent it to be counted, understands less: how many were late of a bound of its own.
     """
-    if not lent.error_budget or begun_with(journal) != lent.error_budget:
+    bound = begun_with(journal)
+    if not bound or not (lent.counted or bound == lent.error_budget):
         return {}
     try:
-        return {"late": journals.late_requests(journal).most_beyond()}
+        spent = journals.late_requests(journal)
     except BadFile:  # it has not begun
         return {}
+    if not lent.counted:
+        return {"late": spent.most_beyond()}
+    return {"late": spent.most_beyond(), "sent": spent.sent, "bound": bound}
 
 
 def _as_there(out: Path, lent: _Lent) -> str:

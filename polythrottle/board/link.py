@@ -11,7 +11,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 import zlib
 from collections import deque
@@ -25,6 +24,7 @@ from polythrottle.actuation.wire import error_from
 from polythrottle.board.carried import LONGEST, Carried
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.storage.untrusted import last_line, printable
 
 SSH = "POLYTHROTTLE_SSH"
@@ -479,8 +479,8 @@ def forwarded_socket(place: Place, name: str, path: str = "") -> Iterator[Path]:
     if place.device or place.sudo:
         raise InvalidInput(f"name the board alone, {place.where}: its daemon is asked as whoever logs in there")
     there = _listening(place, name, path)
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        here = Path(folder) / "socket"
+    with temporary_folder() as folder:
+        here = folder / "socket"
         # No connection that is shared with others, which would take the forwarding over and outlive this process.
         own = ("-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:{there}")
         # Not -N, which would outlive a process that is killed: this ends with its standard input.

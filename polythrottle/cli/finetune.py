@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import typer
 from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, counts, examples, spread
 from polythrottle.cli.output import answer, own_stdout
 from polythrottle.domain.errors import INTERRUPTED, InvalidInput, PolythrottleError
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.storage.paths import state_dir
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ _HOURS_MOST = 87_660.0
 """Ten years, as `finetune.terms` has them."""
 
 
-class _Unkept(PolythrottleError):
-    """A simulation was interrupted, of which nothing is kept."""
+class _Interrupted(PolythrottleError):
+    """Something was interrupted; says what is kept of it."""
 
     exit_code = INTERRUPTED
 
@@ -313,8 +313,10 @@ def run_both(
 
         write_beside(result, figure)
     # After the answer: what was served until Ctrl-C is told like any other run.
-    if result.interrupted:
+    if result.interrupted and (result.simulated or result.training.finished or result.policy == "none"):
         raise typer.Exit(INTERRUPTED)
+    if result.interrupted:
+        raise _Interrupted("interrupted; the same command goes on with the job, from the last step that is kept")
     if result.training.exit_code:
         raise typer.Exit(result.training.exit_code)
 
@@ -341,12 +343,31 @@ def _unkept() -> Iterator[None]:
     """Say of a simulation that is interrupted that nothing is kept of it.
 
     Raises:
-        _Unkept: If it is.
+        _Interrupted: If it is.
     """
     try:
         yield
     except KeyboardInterrupt as err:
-        raise _Unkept("interrupted; nothing is kept of a simulation, the same command begins it anew") from err
+        raise _Interrupted("interrupted; nothing is kept of a simulation, the same command begins it anew") from err
+
+
+@contextlib.contextmanager
+def _kept(task: "Task | None" = None) -> Iterator[None]:
+    """Say of what is interrupted what is kept of it, and how to go on.
+
+    Args:
+        task: Of a job here; None of one on a board, which says so itself.
+
+    Raises:
+        _Interrupted: If it is.
+    """
+    from polythrottle.training.beside.trainer.supervisor import kept_words
+
+    try:
+        yield
+    except KeyboardInterrupt as err:
+        words = str(err) if task is None else kept_words(Path(task.folder))
+        raise _Interrupted(f"interrupted; {words}" if words else "interrupted") from err
 
 
 def _simulated(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
@@ -368,13 +389,14 @@ def _real(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
     if is_ssh(place.device.strip()):
         from polythrottle.training.beside.far_run import run_there
 
-        with LiveRun(terms) as live:
+        with _kept(), LiveRun(terms) as live:
             return run_there(place, task, terms, live.told, live.noted)
-    device, server = place.open()
-    # The daemon finds the job by that link and takes it into account.
-    leave_link(Path(task.folder), state_dir() / "finetune")
-    with contextlib.closing(server.workload), own_stdout(), LiveRun(terms) as live:
-        return run(device, server, Trainer(task), terms, live.told, live.noted)
+    with _kept(task):
+        device, server = place.open()
+        # The daemon finds the job by that link and takes it into account.
+        leave_link(Path(task.folder), state_dir() / "finetune")
+        with contextlib.closing(server.workload), own_stdout(), LiveRun(terms) as live:
+            return run(device, server, Trainer(task), terms, live.told, live.noted)
 
 
 @app.command(
@@ -434,11 +456,13 @@ def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, FinetuningJob
     if is_ssh(place.device.strip()):
         from polythrottle.training.beside.far_run import known_there
 
-        return known_there(place, task)
-    device, server = place.open()
-    with contextlib.closing(server.workload), own_stdout():
-        menu, made = known(device, server, Trainer(task), task)
-        return menu, made, str(device.energy_kind)
+        with _kept():
+            return known_there(place, task)
+    with _kept(task):
+        device, server = place.open()
+        with contextlib.closing(server.workload), own_stdout():
+            menu, made = known(device, server, Trainer(task), task)
+            return menu, made, str(device.energy_kind)
 
 
 @app.command(
@@ -488,7 +512,10 @@ def _profiled(place: "ServingPlace", job: JobOptions, held_out: int, requests: i
         if is_ssh(place.device.strip()):
             from polythrottle.training.beside.far_run import profiled_there
 
-            return profiled_there(place, task, held_out, requests, lambda text: typer.echo(f"note: {text}", err=True))
+            with _kept():
+                return profiled_there(
+                    place, task, held_out, requests, lambda text: typer.echo(f"note: {text}", err=True)
+                )
         device, server = place.open()
         with contextlib.closing(server.workload), own_stdout():
             return profiled(device, server, Trainer(task), held_out, requests)
@@ -496,8 +523,8 @@ def _profiled(place: "ServingPlace", job: JobOptions, held_out: int, requests: i
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        yield folder
+    with temporary_folder() as folder:
+        yield str(folder)
 
 
 @app.command(short_help="Show where a fine-tuning job stands.", epilog=examples("polythrottle finetune status job"))

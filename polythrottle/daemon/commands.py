@@ -101,6 +101,8 @@ class HostStudy:
         trials: Made so far.
         best_j: Energy of the best point so far, joules.
         late: Requests that were late so far beyond the SLO's own share; None where none are counted.
+        sent: Requests that were sent so far; 0 where the host does not say.
+        bound: How many may be late, as the study was begun with; empty for as many as it was lent with.
         leaves: Whether the host gives the claim up: another may go on with the study.
         ended: Whether the study has ended.
         failed: Whether something went wrong with it, so that it is not made again; ``words`` say what.
@@ -112,6 +114,8 @@ class HostStudy:
     trials: int = 0
     best_j: float | None = None
     late: float | None = None
+    sent: int = 0
+    bound: str = ""
     leaves: bool = False
     ended: bool = False
     failed: bool = False

@@ -17,7 +17,7 @@ from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_budget import Budget, Carbon, ExplorationAllowance, ExplorationLedger, quiet_per_s
 from polythrottle.daemon.history_store import HistoryStore, Minute, Totals
 from polythrottle.daemon.observation import ControlPeriod, known_sum
-from polythrottle.daemon.status import BudgetShown, SavedShown
+from polythrottle.daemon.status import BudgetShown, ExploringShown, SavedShown
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.load.energy_ration import DailyLoad
@@ -118,6 +118,8 @@ _PART_S = 10.0
 _BUDGET = "budget"
 _PATTERN = "pattern"
 _LEDGER = "ledger"
+_COUNTED = "counted"
+_COUNTERS_MOST = 16
 T = TypeVar("T")
 _STUDY_S = 600.0
 """How long a study is taken to last while none has been seen."""
@@ -153,6 +155,7 @@ class Accounts:
         self._pattern = _restored(record.kept(_PATTERN), _pattern) or DailyLoad()
         rules = allowance or ExplorationAllowance()
         self._ledger = _restored(record.kept(_LEDGER), lambda kept: _ledger(kept, rules)) or ExplorationLedger(rules)
+        self._counted_study, self._counted_by = _restored(record.kept(_LEDGER), _counts) or ("", {})
         self._study_s = _STUDY_S
         self._study_j = 0.0
         self._studied_s = 0.0
@@ -161,6 +164,33 @@ class Accounts:
     def late_left(self, requests: float) -> float:
         """Return how many requests a study that sends so many may make late; see `ExplorationLedger`."""
         return self._ledger.late_left(requests)
+
+    @property
+    def shown_exploring(self) -> ExploringShown:
+        """What people see of the requests that studies have made late."""
+        return self._ledger.shown
+
+    def studied(self, study: str, by: str, sent: float, late: float) -> None:
+        """Put down what a study has counted of its own requests so far; what it said before is not put down again.
+
+        Args:
+            study: Its name; of one study at a time it is known what was put down.
+            by: Whose count it is: another host of the same study begins at none.
+            sent: All it has sent; ``late`` of them beyond the SLO's own share.
+            late: Likewise.
+        """
+        if study != self._counted_study:
+            self._counted_study, self._counted_by = study, {}
+        sent_before, late_before = self._counted_by.pop(by, (0.0, 0.0))
+        # A count that goes back is one of a journal that was lost: it is put down from where it was.
+        sent, late = max(sent, sent_before), max(late, late_before)
+        while len(self._counted_by) >= _COUNTERS_MOST:
+            self._counted_by.pop(next(iter(self._counted_by)))
+        self._counted_by[by] = sent, late
+        if (sent, late) != (sent_before, late_before):
+            self._ledger = self._ledger.studied(sent - sent_before, late - late_before)
+            # At once and with what was put down: a kill between the two would have it counted twice, or never.
+            self._keep_ledger()
 
     def follow(self, profile: Profile | None) -> None:
         """Count what is saved from now on against the default point of a profile."""
@@ -354,9 +384,13 @@ class Accounts:
                 today.requests + over.requests,
             )
         self._record.keep(_PATTERN, [list(slot) for slot in self._pattern.slots])
-        ledger = asdict(self._ledger)
-        self._record.keep(_LEDGER, {name: ledger[name] for name in _LASTING})
+        self._keep_ledger()
         self._keep_budget()
+
+    def _keep_ledger(self) -> None:
+        ledger = asdict(self._ledger)
+        counts = {"study": self._counted_study, "by": {by: list(each) for by, each in self._counted_by.items()}}
+        self._record.keep(_LEDGER, {**{name: ledger[name] for name in (*_LASTING, *_ADDED)}, _COUNTED: counts})
 
     def _keep_budget(self) -> None:
         # What this version cannot read stays for one that can, until somebody wishes for another budget.
@@ -425,6 +459,8 @@ class Accounts:
     def _studied(self, sight: ControlPeriod, runs: bool) -> None:
         """Note how long a study takes and how much energy, for the next is taken to be like the last."""
         if runs:
+            if not self._studied_s:  # what was seen beside the study before is none of this one's
+                self._ledger = replace(self._ledger, beside_requests=0.0, beside_missed=0.0)
             self._studied_s += sight.period_s
             self._studied_j += sight.joules or 0.0
         elif self._studied_s:
@@ -439,6 +475,8 @@ class Accounts:
 
 # Not since when it is idle: that is a time of the loop's clock, which begins anywhere in another process.
 _LASTING = ("all_j", "explored_j", "requests", "missed", "explored_s", "loaded_s")
+_ADDED = ("sent", "late")
+"""What ledgers of older versions do not have."""
 
 
 def _named(board: str) -> str:
@@ -454,7 +492,14 @@ def _pattern(kept: Any) -> DailyLoad:
 
 
 def _ledger(kept: Any, allowance: ExplorationAllowance) -> ExplorationLedger:
-    return ExplorationLedger(allowance, **{name: _amount(kept[name]) for name in _LASTING})
+    newer = {name: _amount(kept.get(name, 0.0)) for name in _ADDED}
+    return ExplorationLedger(allowance, **{name: _amount(kept[name]) for name in _LASTING}, **newer)
+
+
+def _counts(kept: Any) -> tuple[str, dict[str, tuple[float, float]]]:
+    counted = kept[_COUNTED]
+    by = {str(by): (_amount(sent), _amount(late)) for by, (sent, late) in dict(counted["by"]).items()}
+    return str(counted["study"]), by
 
 
 def _amount(kept: Any) -> float:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polythrottle.daemon.commands import SetBudget
-from polythrottle.daemon.status import BudgetShown
+from polythrottle.daemon.status import BudgetShown, ExploringShown
 from polythrottle.domain.backports import pairwise
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad, LoadInterval, Ration, Supply, ration, weighted
+from polythrottle.domain.measurement import Window
 from polythrottle.domain.units import show
 from polythrottle.storage.cells import Cells, iso_time
 from polythrottle.storage.tables import lines
@@ -23,6 +24,10 @@ from polythrottle.storage.untrusted import read_plain
 
 _QUIET = 0.05
 """A load below this share of what the ladder's lowest rung answers counts as idle."""
+STUDY_TRIALS = 30
+"""Of a study that nobody has asked for otherwise."""
+TRIAL_REQUESTS = Window().warmup + Window().most_queries
+"""What a trial may send at most."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,10 @@ class ExplorationLedger:
         allowance: What may be.
         all_j: Energy; ``explored_j`` of it in studies.
         requests: Requests; ``missed`` of them over the limit while exploring.
+        sent: Requests that studies have sent and that are not among ``requests``.
+        late: Requests that studies themselves have counted as late beyond the SLO's own share, not among ``missed``.
+        beside_requests: That came while the study runs and it has not counted yet; ``beside_missed`` of them over the
+            limit.
         explored_s: Time under load in studies; ``loaded_s`` all time under load.
         idle_since_s: Since when there is hardly any load; None if there is.
         quiet_per_s: The rate below which it counts as idle.
@@ -67,6 +76,10 @@ class ExplorationLedger:
     explored_j: float = 0.0
     requests: float = 0.0
     missed: float = 0.0
+    sent: float = 0.0
+    late: float = 0.0
+    beside_requests: float = 0.0
+    beside_missed: float = 0.0
     explored_s: float = 0.0
     loaded_s: float = 0.0
     idle_since_s: float | None = None
@@ -110,10 +123,31 @@ class ExplorationLedger:
             explored_j=kept * self.explored_j + joules * studying,
             requests=kept * self.requests + requests,
             missed=kept * self.missed + missed * studying,
+            sent=kept * self.sent,
+            late=kept * self.late,
+            beside_requests=self.beside_requests + requests * studying,
+            beside_missed=self.beside_missed + missed * studying,
             explored_s=kept * self.explored_s + period_s * (studying and not idle),
             loaded_s=kept * self.loaded_s + period_s * (not idle),
             idle_since_s=since_s if idle else None,
             quiet_per_s=quiet_per_s,
+        )
+
+    def studied(self, sent: float, late: float) -> ExplorationLedger:
+        """Return the ledger after a study has counted requests of its own.
+
+        What is served may have been seen to get the same ones: of both counts the larger is put down, once.
+
+        Args:
+            sent: Since it said so last; ``late`` of them beyond the SLO's own share.
+            late: Likewise.
+        """
+        return replace(
+            self,
+            sent=self.sent + max(0.0, sent - self.beside_requests),
+            late=self.late + max(0.0, late - self.beside_missed),
+            beside_requests=0.0,
+            beside_missed=0.0,
         )
 
     def may_explore(self, study_j: float) -> str | None:
@@ -125,7 +159,10 @@ class ExplorationLedger:
         # The first study passes whatever it takes: of a ledger that has just begun it would be more than any share.
         if self.explored_j + study_j > self.allowance.joules * (self.all_j + study_j) and self.explored_j > 0:
             return f"studies have used their {self.allowance.joules:.1%} of the day's energy"
-        if self.missed > 0 and self.missed >= self.allowance.violations * self.requests:
+        over = self.missed > 0 and self.missed >= self.allowance.violations * self.requests
+        # Where nobody else sends anything, a study's own requests are all of the day's: they are counted in ahead, or
+        # a single late one would forbid studies for ever.
+        if over or (self.late > 0 and self.late_left(STUDY_TRIALS * TRIAL_REQUESTS) <= 0):
             return f"studies have used up their {self.allowance.violations:.2%} of requests over the limit"
         return None
 
@@ -135,7 +172,14 @@ class ExplorationLedger:
         Args:
             requests: That it may send itself; they are of the day's too.
         """
-        return max(0.0, self.allowance.violations * (self.requests + requests) - self.missed)
+        most = self.allowance.violations * (self.requests + self.sent + requests)
+        return max(0.0, most - self.missed - self.late)
+
+    @property
+    def shown(self) -> ExploringShown:
+        """What people see of the requests that studies have made late."""
+        left = self.late_left(STUDY_TRIALS * TRIAL_REQUESTS)
+        return ExploringShown(self.requests + self.sent, self.missed + self.late, left)
 
     def offer(self, now_s: float, since_midnight_s: float, pattern: DailyLoad, study_s: float, study_j: float) -> bool:
         """Return whether a study may begin now.

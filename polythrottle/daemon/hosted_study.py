@@ -59,11 +59,12 @@ class _Loan:
     reason: str
     answer: Mapping[str, Any]
 
-    def spent(self, late: float | None) -> str:
+    def spent(self, said: HostStudy) -> str:
         """Return, for people and to follow other words, what a host says of the error budget; empty if nothing."""
-        if late is None or not self.answer["error_budget"]:
+        bound = said.bound or self.answer["error_budget"]
+        if said.late is None or not bound:
             return ""
-        return f"; {spent_words(late, self.answer['error_budget'])}"
+        return f"; {spent_words(said.late, bound)}"
 
 
 def by_host(text: str | None) -> bool:
@@ -197,6 +198,8 @@ class HostedStudies(Studies):
             "prior": self._prior(tuned),
             # What a host of an older version passes over; one that goes on has what its journal began with.
             "error_budget": self._error_budget(tuned, device),
+            # Likewise: that requests sent are understood, and by which bound they are late.
+            "counted": not self.costless,
         }
         self._loan = _Loan(name, reason, answer)
         self.shown = StudyShown(name, "running", 0, self.asked.trials, words=f"{reason}; by {claim.host}")
@@ -219,6 +222,7 @@ class HostedStudies(Studies):
         if not said.claim:
             return self._claimed(said, live)
         assert live is not None
+        self._put_down_said(live, said)
         if said.leaves:
             self._outcome = self._without_host(f"the study host {live.host} has left; the study waits for one again")
             return {"state": "ended", "claim": "", "words": "the study waits for another host"}
@@ -286,12 +290,18 @@ class HostedStudies(Studies):
         self._show("waiting", f"{self._due.reason}; {host} is its study host")
         return {"state": "waiting", "claim": self._claim.token, "words": self._due.reason}
 
+    def _put_down_said(self, claim: _Claim, said: HostStudy) -> None:
+        """Put down what a host has counted of a study so far: its journal lies there, so each counts for itself."""
+        if self._loan is not None and said.late is not None and not self.costless:
+            study = f"{self._loan.name}-{self._loan.answer['key']}"
+            self._studied(study, claim.host, float(said.sent), said.late)
+
     def _progress(self, said: HostStudy) -> dict[str, Any]:
         assert self._claim is not None
         answer: dict[str, Any] = {"state": "waiting", "claim": self._claim.token, "words": ""}
         if self._loan is None or self.shown is None:
             return answer
-        words = f"{self._loan.reason}; by {self._claim.host}{self._loan.spent(said.late)}"
+        words = f"{self._loan.reason}; by {self._claim.host}{self._loan.spent(said)}"
         self.shown = replace(self.shown, trials=said.trials, best_j=said.best_j, words=words)
         return {**answer, "state": "lent", "words": self._loan.reason, **self._loan.answer}
 
@@ -314,7 +324,7 @@ class HostedStudies(Studies):
             self._outcome = StudyOutcome(None, f"the study failed at its host: {words}", failed=True)
             self._show("failed", self._outcome.words)
         else:
-            ends = f"the study has ended{loan.spent(said.late)}"
+            ends = f"the study has ended{loan.spent(said)}"
             if profile is None:
                 ends += "; no point that was tried is to be followed"
             self._outcome = StudyOutcome(profile, ends)

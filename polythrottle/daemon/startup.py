@@ -209,10 +209,12 @@ def build(
     hosted: HostedStudies | None = None
     studies: Studies
     if by_host(settings.study):
-        studies = hosted = HostedStudies(folder, site.lender, record, clock, late_left=accounts.late_left)
+        studies = hosted = HostedStudies(
+            folder, site.lender, record, clock, late_left=accounts.late_left, studied=accounts.studied
+        )
         study_waits = partial(_waits_for_host, hosted, study_waits)
     else:
-        studies = Studies(folder, site.lender, record, clock, late_left=accounts.late_left)
+        studies = Studies(folder, site.lender, record, clock, late_left=accounts.late_left, studied=accounts.studied)
     parts = LoopComponents(
         clock,
         site.board,

@@ -103,6 +103,21 @@ class BudgetShown:
 
 
 @dataclass(frozen=True)
+class ExploringShown:
+    """What studies have made late of the last day's requests, forgotten exponentially.
+
+    Args:
+        requests: All of them, those included that studies sent.
+        late: Those late for studies, beyond the SLO's own share.
+        late_left: How many more a study of 30 trials may make late.
+    """
+
+    requests: float = 0.0
+    late: float = 0.0
+    late_left: float | None = None
+
+
+@dataclass(frozen=True)
 class StudyShown:
     """A study: running, ended, stopped or failed; trials done of at most, and the best point so far."""
 
@@ -182,6 +197,7 @@ class Status:
         told: How many events of each kind there were since the daemon began.
         unconfirmed: The profile that is rolled back unless it is confirmed, and ``confirm_left_s`` when; empty if none.
         finetuning: The job of fine-tuning that runs beside the workload, or did lately; None if there is none.
+        exploring: What studies have made late, and what is left of that.
     """
 
     turn: int = 0
@@ -233,6 +249,7 @@ class Status:
     tpot_p99_s: float | None = None
     tokens_in_per_s: float | None = None
     tokens_out_per_s: float | None = None
+    exploring: ExploringShown = ExploringShown()
 
     @property
     def document(self) -> dict[str, Any]:

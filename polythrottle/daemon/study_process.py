@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from polythrottle.daemon.commands import HostStudy
+from polythrottle.daemon.energy_budget import STUDY_TRIALS, TRIAL_REQUESTS
 from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.status import StudyShown
@@ -27,23 +28,20 @@ from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests, check_limits
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
-from polythrottle.domain.measurement import Window
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Level
 from polythrottle.storage.untrusted import last_line
 
-_TRIALS = 30
 _NICE = 10
 _KILL_S = 5.0
 _KEPT = "study"
 _NAMED = re.compile(r"study-([0-9]{1,9})")
-_LINES_MOST = 4096
+_AT_ONCE_BYTES = 1 << 18
+_ENDS = ("completed", "failed", "interrupted")
 _UNMET = 5
 _ERRORS = "error-budget"
 _UNSEEN = ("replay:", "cmd:")
 """Devices and workloads whose requests nobody here sees one by one before they are sent."""
-_REQUESTS = Window().warmup + Window().most_queries
-"""What a trial may send at most."""
 _LEAST_LATE = 1.0
 _LONGEST_LINE = 64_000_000
 _OWN = ("device", "workload", "journal", "out", "json", "force", "trials", "resume", "fresh", "slo")
@@ -92,7 +90,7 @@ class StudyRequest:
         options: Further words of ``tune``, by name.
     """
 
-    trials: int = _TRIALS
+    trials: int = STUDY_TRIALS
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -109,6 +107,7 @@ class _Child:
     reason: str = ""
     error_budget: str = ""
     spent: LateRequests = NOTHING_SPENT
+    reserved: float = 0.0
     visits: tuple[int, dict[str, Level]] = (-1, {})
 
 
@@ -122,6 +121,8 @@ class Studies:
         clock: Of the control loop.
         program: What runs a study, before the words of ``tune``.
         late_left: Returns how many requests a study that may send so many may make late, where somebody counts them.
+        studied: Is told, with a study's name and whose count it is, how many requests it has sent so far, and how many
+            of them were late beyond the SLO's own share.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Studies:
         program: Sequence[str] = (sys.executable, "-m", "polythrottle"),
         *,
         late_left: Callable[[float], float] | None = None,
+        studied: Callable[[str, str, float, float], object] = lambda study, by, sent, late: None,
     ) -> None:
         self.shown: StudyShown | None = None
         self._journals = folder / "studies" / "daemon"
@@ -142,6 +144,7 @@ class Studies:
         self._clock = clock
         self._program = tuple(program)
         self._late_left = late_left
+        self._studied = studied
         self._child: _Child | None = None
         self._stopping: _Child | None = None
         self.asked = StudyRequest()
@@ -256,7 +259,7 @@ class Studies:
         except InvalidInput:
             return ""
         # As many as `tune` takes a share of, so that a board without any load may be studied too.
-        left = self._late_left(self.asked.trials * _REQUESTS)
+        left = self._late_left(self.asked.trials * TRIAL_REQUESTS)
         return f"{max(left, _LEAST_LATE):.2f}"
 
     def poll(self) -> StudyOutcome | None:
@@ -267,8 +270,7 @@ class Studies:
         self._follow(child)
         if (code := child.process.poll()) is None:
             return None
-        # Once more: it may have written its last lines between the first look and its end.
-        self._follow(child)
+        self._count_rest(child)
         self._child = None
         # The loan would end by itself only half a minute later.
         self._take_back()
@@ -350,23 +352,43 @@ class Studies:
         return _Child(process, errors, out, journal)
 
     def _follow(self, child: _Child) -> None:
-        """Read what the journal has gained."""
+        """Read what the journal has gained, show it, and put down what it cost."""
+        self._gained(child, self._read)
+
+    def _count_rest(self, child: _Child) -> None:
+        """Put down what a study whose process has ended has written since it was looked at last."""
+        while self._gained(child, self._read if child is self._child else _count):
+            continue
+        # A trial whose end nobody saw, as of a process that was killed, may have spent all that it was given.
+        child.spent += LateRequests(forfeited=child.reserved)
+        child.reserved = 0.0
+        self._put_down(child)
+
+    def _gained(self, child: _Child, read: Callable[[_Child, Any], object]) -> bool:
+        """Have lines that the journal has gained read; return whether there were any."""
         try:
             with child.journal.open("rb") as file:
                 file.seek(child.offset)
-                data = file.read(1 << 20)
+                data = file.read(_AT_ONCE_BYTES)
         except OSError:
-            return
+            return False
         child.offset += len(data)
         # The last piece may be half a line, which is being written.
         *lines, child.torn = (child.torn + data).split(b"\n")
-        for line in lines[-_LINES_MOST:]:
-            # Only to be shown: a line that is not understood here is for the study itself to judge.
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                self._read(child, json.loads(line))
+        for line in lines:
+            # A line that is not understood here is for the study itself to judge.
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, InvalidInput):
+                read(child, json.loads(line))
+        self._put_down(child)
+        return bool(data)
+
+    def _put_down(self, child: _Child) -> None:
+        if child.spent != NOTHING_SPENT and not self.costless:
+            self._studied(child.journal.stem, "", float(child.spent.sent), child.spent.most_beyond())
 
     def _read(self, child: _Child, line: Any) -> None:
-        self._count(child, line)
+        _count(child, line)
+        self._show_spent(child, line)
         shown = self.shown
         assert shown is not None
         event = line["event"]
@@ -381,12 +403,10 @@ class Studies:
         elif event == "failed":
             self.shown = replace(shown, trials=shown.trials + 1)
 
-    def _count(self, child: _Child, line: Any) -> None:
+    def _show_spent(self, child: _Child, line: Any) -> None:
         """Show what a study has spent of its error budget."""
         if not child.error_budget or self.shown is None or "requests" not in line:
             return
-        told = line["requests"]
-        child.spent += LateRequests.of_trial(int(told["sent"]), {str(k): int(v) for k, v in told["late"].items()})
         words = spent_words(child.spent.most_beyond(), child.error_budget)
         self.shown = replace(self.shown, words=f"{child.reason}; {words}")
 
@@ -424,6 +444,7 @@ class Studies:
             child.process.kill()
             child.process.wait()
         if child.process.poll() is not None:
+            self._count_rest(child)
             child.errors.close()
             self._stopping = None
 
@@ -449,6 +470,19 @@ def tune_words(
     words += [word for name, value in asked.options.items() for word in (f"--{name.replace('_', '-')}", value)]
     # Nobody is there to be asked, and the answer of this study is wanted, also where an older one was better.
     return [*words, "--trials", str(asked.trials), "--force", "--yes", "--json"]
+
+
+def _count(child: _Child, line: Any) -> None:
+    """Add up what the trials of a journal have spent of an error budget, as `polythrottle.storage.journal` does."""
+    if line["event"] == "started":
+        child.reserved = LateRequests(forfeited=float(line.get("reserved", 0.0))).forfeited
+    elif line["event"] in _ENDS:
+        reserved, child.reserved = child.reserved, 0.0
+        if "requests" in line:
+            told = line["requests"]
+            child.spent += LateRequests.of_trial(int(told["sent"]), {str(k): int(v) for k, v in told["late"].items()})
+        else:
+            child.spent += LateRequests(forfeited=reserved)
 
 
 def _better(child: _Child, shown: StudyShown, line: Any) -> StudyShown | None:

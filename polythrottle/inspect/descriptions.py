@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import geometric_mean
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
@@ -25,6 +24,7 @@ from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import BATCH_SIZE, Level, SearchSpace
 from polythrottle.domain.units import to_file
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.graph_operators import Counts, Graph, count
 
@@ -83,8 +83,8 @@ def simulated_board(device: Device, title: str) -> tuple[bytes, str]:
 def _problem(entry: bytes) -> str:
     """Return why a file of devices/ cannot be simulated; empty if it can."""
     # Tried, not checked: what a board has to have is for the reader of devices/ to say.
-    with TemporaryDirectory(prefix="polythrottle-") as folder:
-        file = Path(folder) / "board.toml"
+    with temporary_folder() as folder:
+        file = folder / "board.toml"
         file.write_bytes(entry)
         try:
             open_device(f"sim:{file}")

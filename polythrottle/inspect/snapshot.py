@@ -12,7 +12,6 @@ from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
 from polythrottle.backends import DeviceURI, open_device
@@ -25,7 +24,7 @@ from polythrottle.domain.space import SearchSpace
 from polythrottle.inspect.board_record import document, record_of
 from polythrottle.inspect.descriptions import simulated_board
 from polythrottle.inspect.tree_files import Collection, collect
-from polythrottle.storage.atomic_file import open_replacement
+from polythrottle.storage.atomic_file import open_replacement, temporary_folder
 from polythrottle.storage.identity import identity_of, without_options
 from polythrottle.storage.untrusted import MALFORMED
 
@@ -337,7 +336,7 @@ def _taken_there(device: SshDevice) -> Snapshot:
         place: Member(b64decode(content), mode & 0o777 | 0o400) for place, (content, mode) in found["files"].items()
     }
     links = {link: Member(link=os.path.relpath(goal, os.path.dirname(link))) for link, goal in found["links"].items()}
-    with TemporaryDirectory(prefix="polythrottle-") as folder:
+    with temporary_folder() as folder:
         packed_there = Path(folder, "there.tar.gz")
         packed_there.write_bytes(packed({**links, **members}))  # read as a stranger's, whose paths may lead anywhere
         taken = take(open_device(f"jetson?root={unpack(packed_there, Path(folder, 'tree'))}"))
@@ -352,8 +351,8 @@ def _described(device: Device, scheme: str, title: str, members: Mapping[str, Me
     if scheme != "jetson":
         return _card(device, title)
     # From the copy, which the user who takes it may write, so that its knobs do not hang on who that is.
-    with TemporaryDirectory(prefix="polythrottle-") as folder:
-        lay(Path(folder), members)
+    with temporary_folder() as folder:
+        lay(folder, members)
         return simulated_board(open_device(f"jetson?root={folder}"), title)
 
 

@@ -1,17 +1,22 @@
-"""Files that are replaced whole or not at all, and folders flushed to disk."""
+"""Files that are replaced whole or not at all, folders flushed to disk, and temporary ones that outlive nobody."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from polythrottle.domain.errors import StorageError
+
+# Not what older versions and far sides call theirs, which hold no lock on them.
+_TEMPORARY = "polythrottle-own-"
 
 
 def replace_file(path: Path, data: bytes | memoryview, *, mode: int | None = 0o644) -> None:
@@ -128,3 +133,55 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder that is removed at the end; where this process is killed, by the next one that makes one.
+
+    Raises:
+        OSError: If none can be made.
+    """
+    folder, handle = owned_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def owned_folder() -> tuple[Path, int]:
+    """Return a new temporary folder, and the handle by which it is in use until that is closed or the process ends.
+
+    Those of this user whose processes were killed are removed.
+
+    Raises:
+        OSError: If none can be made.
+    """
+    for each in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        _clear(each)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+        # Another process may have taken it for one that was left, before it was locked: then it is made again.
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # Where folders cannot be locked, as over NFS, nobody removes one either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, handle
+            os.close(handle)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder of this user's that no living process has locked: the kernel drops a lock with its process."""
+    with contextlib.suppress(OSError):
+        # Anybody may put a folder, or a link, of such a name where everybody's temporary files are.
+        if folder.lstat().st_uid != os.geteuid():
+            return
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(handle)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
 from polythrottle.domain.units import parse_quantity
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.workloads.inputs import THREADS, batch_knob, chosen, count, grid_of, threads_knob
 from polythrottle.workloads.trtexec import (
     LONGEST_LINE,
@@ -257,8 +257,8 @@ class CommandWorkload:
         """Return the queries of a run."""
         if self._trtexec is None:
             return self._queries(None)
-        with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-            return self._queries(self._trtexec.times(Path(folder)))
+        with temporary_folder() as folder:
+            return self._queries(self._trtexec.times(folder))
 
     def _queries(self, times: ExportedTimes | None) -> list[Query]:
         start_s = time.perf_counter()

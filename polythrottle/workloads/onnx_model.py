@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -18,6 +17,7 @@ from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.storage.untrusted import MALFORMED, check_plain
 from polythrottle.workloads.foreign_calls import guarded, one_line, timed
 from polythrottle.workloads.inputs import (
@@ -326,7 +326,7 @@ class OnnxWorkload:
         else:
             workers = [threads_knob(threads)]
         self._threads = count(grid_of(workers).default, THREADS)
-        with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
+        with temporary_folder() as folder:
             self._session = _session(self._path, self._threads, self._wanted, f"{folder}/profile")
             declared = [_declared(each) for each in self._session.get_inputs()]
             self._fed = fed(uri, declared, parse_inputs(inputs))

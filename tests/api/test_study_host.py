@@ -184,6 +184,24 @@ sys.exit(5)
         assert daemon.last["late"] == journal.late_requests(journal_path).most_beyond()
 
 
+@pytest.mark.parametrize("lent", ["", "7.25"])
+def test_a_daemon_that_counts_is_told_of_all_that_was_sent(
+    lent: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever bound the study was begun with: that of an earlier loan, or one that somebody asked for."""
+    folder = state / "studies" / "hosted" / "ssh-orin"
+    folder.mkdir(parents=True)
+    kept = folder / "study-3-0123abcd.jsonl"
+    words = {"slo": "p99<=45ms", "method": "random", "trials": 3, "journal": kept, "error_budget": "9"}
+    tune("sim:jetson-orin-nano", "resnet50", presets=False, out=tmp_path / "p.toml", **words)
+    daemon = Daemon({**LENT, "error_budget": lent, "counted": True})
+    serve(daemon, monkeypatch, "sys.exit(5)", tmp_path)
+    spent = journal.late_requests(kept)
+    told = {name: daemon.last[name] for name in ("late", "sent", "bound")}
+    assert told == {"late": spent.most_beyond(), "sent": spent.sent, "bound": "9"}
+    assert spent.sent > 0
+
+
 def test_a_daemon_that_bounds_nothing_is_told_of_no_account(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from polythrottle.cli.render.figures import beside, shares, write_beside
+from polythrottle.cli.render.finetune import print_result
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.beside.serving_loop import Result, Training
 
@@ -43,3 +44,11 @@ def test_a_figure_is_written_as_its_ending_says(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="nothing to draw"):
         write_beside(replace(_FOUND, latencies_s=()), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_a_job_that_measuring_has_finished_says_why_nothing_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps are measured by making them: a job of a few samples has none left by the first request."""
+    done = replace(_TRAINING, samples=0, steps=0, epoch=3, finished=True, done_s=0.0)
+    print_result(replace(_FOUND, training=done))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "0 samples in 0 steps, finished; its last step was made before the first request" in out

@@ -256,6 +256,45 @@ def test_kept_figures_that_nothing_comes_to_begin_anew(day: Day, odd: float) -> 
     assert day.accounts.late_left(1000.0) == pytest.approx(1.02)
 
 
+def test_what_a_study_says_twice_is_put_down_once(day: Day) -> None:
+    """Each says how much it was so far: also after a restart, from another host, and with a count that goes back."""
+    for _ in range(2):
+        day.accounts.studied("study-1", "desk", 1000.0, 3.0)
+    assert (day.accounts.shown_exploring.requests, day.accounts.shown_exploring.late) == (1000.0, 3.0)
+    day.accounts = Accounts(day.record, lambda: day.wall_s)  # without an end: as it was killed
+    for late in (3.0, 2.0, 5.0):
+        day.accounts.studied("study-1", "desk", 1000.0, late)
+    assert day.accounts.shown_exploring.late == 5.0
+    day.accounts.studied("study-1", "other", 100.0, 1.0)
+    day.accounts.studied("study-1", "desk", 1000.0, 5.0)
+    assert day.accounts.shown_exploring.late == 6.0
+    day.accounts.studied("study-2", "desk", 10.0, 1.0)
+    shown = day.accounts.shown_exploring
+    assert (shown.requests, shown.late) == (1110.0, 7.0)
+    assert shown.late_left == pytest.approx(0.001 * (1110 + 30 * 1005) - 7)
+    assert day.accounts.late_left(1000.0) == 0.0
+
+
+def test_a_ledger_of_an_older_version_goes_on(day: Day) -> None:
+    """It holds nothing that studies have counted, and an older one reads what this one keeps."""
+    day.second()
+    day.accounts.close()
+    kept = day.record.kept("ledger")
+    day.record.keep("ledger", {name: kept[name] for name in kept if name not in ("sent", "late", "counted")})
+    again = Accounts(day.record, lambda: day.wall_s)
+    assert (again.shown_exploring.requests, again.shown_exploring.late) == (20.0, 0.0)
+    day.record.keep("ledger", {**kept, "counted": {"study": "study-1", "by": [1]}})
+    assert Accounts(day.record, lambda: day.wall_s).shown_exploring.requests == 20.0
+
+
+def test_many_hosts_of_one_study_take_no_more_room(day: Day) -> None:
+    """Of so many it is known what was put down; who was not heard of for longest begins at none."""
+    for number in range(40):
+        day.accounts.studied("study-1", f"desk-{number}", 10.0, 1.0)
+    assert len(day.record.kept("ledger")["counted"]["by"]) == 16
+    assert day.accounts.shown_exploring.late == 40.0
+
+
 def test_the_same_battery_asked_for_again_is_gone_on_with(day: Day) -> None:
     """A daemon that is started again with the same words does not fill it up; one that is over is begun anew."""
     battery = SetBudget(battery_wh=80.0, last_s=3600.0)

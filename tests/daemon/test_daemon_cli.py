@@ -26,7 +26,7 @@ from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.followed_profile import changed
 from polythrottle.daemon.loop.mailbox import stamp
 from polythrottle.daemon.observation import RequestStats
-from polythrottle.daemon.status import BudgetShown, Happened, RungShown, SavedShown, Status
+from polythrottle.daemon.status import BudgetShown, ExploringShown, Happened, RungShown, SavedShown, Status
 from polythrottle.daemon.web import own_page
 from polythrottle.domain.arrivals import Arrivals, Day
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError, UnknownName
@@ -151,6 +151,16 @@ def test_a_loop_that_hangs_is_seen_in_the_status(capsys: pytest.CaptureFixture[s
         out = capsys.readouterr().out
         assert "has not turned" not in out
         assert "3/s, 0 waiting" in out
+
+
+def test_status_says_what_studies_have_made_late(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only once something was."""
+    print_status(Status(exploring=ExploringShown(12_000.0, 3.0, 9.0)))
+    assert "3 of the last day's 12,000 requests, for studies; 9 more may be" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    print_status(Status())
+    assert "for studies" not in capsys.readouterr().out
 
 
 def test_a_line_of_status_ends_with_a_whole_part_and_begins_with_what_is_wrong() -> None:

@@ -32,6 +32,7 @@ from polythrottle.training.beside.trainer.job_folder import (
     put_json,
     write_checkpoint,
 )
+from polythrottle.training.beside.trainer.supervisor import kept_words
 
 _HOLDER = (
     "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True)\n"
@@ -252,6 +253,16 @@ def test_a_link_that_cannot_be_left_stops_nobody(job: Path, tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     leave_link(job, tmp_path / "file")
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_what_is_kept_after_an_interrupt_is_said_with_how_to_go_on(job: Path, tmp_path: Path) -> None:
+    """Not begun, begun without a step, with some, or damaged."""
+    assert kept_words(tmp_path / "none") == f"no job was begun in {tmp_path}/none; the same command begins it"
+    assert kept_words(job) == f"no step of the job in {job} is kept yet; the same command goes on with it"
+    stands(job, 1234, 1, 96, EPOCH_S)
+    assert kept_words(job) == f"1,234 steps of the job in {job} are kept; the same command goes on from there"
+    (job / TASK).write_text("{")
+    assert "damaged" in kept_words(job)
 
 
 def test_a_checkpoint_is_glanced_at_without_its_weights(job: Path) -> None:

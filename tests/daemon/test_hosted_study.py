@@ -93,6 +93,42 @@ def test_a_host_is_lent_what_the_day_leaves_of_late_requests(house: House, tmp_p
     assert answer["words"] == "the study has ended; 3 of 7.25 requests late beyond the SLO's own share"
 
 
+def test_what_a_host_says_was_late_is_put_down_once(house: House) -> None:
+    """However often it says so, and also where the study goes on with it or with another host, whose journal is new."""
+    accounts = house.accounts
+    house.studies._studied = accounts.studied
+    house.studies._late_left = accounts.late_left
+    before = accounts.late_left(5 * 1005)
+    claim = lent(house)
+    assert say(house, claim=claim)["counted"] is True
+    for trials in (1, 1, 2):
+        say(house, claim=claim, trials=trials, late=0.5 * trials, sent=100 * trials, bound="5.02")
+    house.turns(1)
+    assert house.desk.status.exploring.late == pytest.approx(1.0, rel=1e-3)
+    assert house.desk.status.study is not None
+    assert house.desk.status.study.words.endswith("1 of 5.02 requests late beyond the SLO's own share")
+    assert say(house, claim=claim, leaves=True, late=1.5, sent=250, bound="5.02")["state"] == "ended"
+    house.turns(3)
+    assert accounts.late_left(5 * 1005) < before
+    for host, late, in_all in (("desk", 1.5, 1.5), ("other", 1.0, 2.5)):
+        claim = str(say(house, host=host)["claim"])
+        house.turns(3)
+        say(house, host=host, claim=claim, late=late, sent=250)
+        assert accounts.shown_exploring.late == pytest.approx(in_all, rel=1e-3)
+        say(house, host=host, claim=claim, leaves=True)
+        house.turns(3)
+
+
+def test_an_older_host_says_less_and_that_is_put_down(house: House) -> None:
+    """How many were late, of requests that it does not count."""
+    house.studies._studied = house.accounts.studied
+    claim = lent(house)
+    requests = house.accounts.shown_exploring.requests
+    say(house, claim=claim, trials=1, late=2.0)
+    assert house.accounts.shown_exploring.late == 2.0
+    assert house.accounts.shown_exploring.requests == requests
+
+
 @pytest.mark.parametrize("case", ["asked", "old host", "unbounded"])
 def test_a_hosted_study_without_an_account_goes_on(house: House, case: str) -> None:
     """Somebody asked for a bound of its own, the host is older and says nothing, or nobody counts the day's."""

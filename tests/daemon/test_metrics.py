@@ -17,7 +17,10 @@ from polythrottle.daemon.web.prometheus import KINDS, render
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 BASE_UNITS = ("seconds", "joules", "watts", "celsius", "hertz", "bytes", "total", "info")
-COUNTS = ("faults", "requests_waiting", "rung", "rungs", "study_trials", "study_trials_most", "finetuning_epochs_done")
+COUNTS = (
+    *("faults", "requests_waiting", "rung", "rungs", "study_trials", "study_trials_most", "finetuning_epochs_done"),
+    *("exploring_late_requests", "exploring_late_left_requests"),
+)
 WHETHER = ("phase", "reachable", "leased", "up", "throttled", "tripped", "drifted", "met", "running")
 DAEMON = Path(__file__).resolve().parents[2] / "polythrottle" / "daemon"
 

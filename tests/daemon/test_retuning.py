@@ -57,6 +57,35 @@ def test_exploring_keeps_to_its_violations() -> None:
     assert replace(ledger, missed=10.0).may_explore(0.0) is None
 
 
+def test_what_studies_count_themselves_is_of_the_days_account() -> None:
+    """Their requests are the day's too, and what they have made late is taken off what the next may."""
+    ledger = _hours(ExplorationLedger(), 10.0, 5.0)
+    studied = ledger.studied(20_000.0, 30.0)
+    assert studied.late_left(1000.0) == pytest.approx(ledger.late_left(1000.0) + 20.0 - 30.0)
+    assert studied.shown.late == 30.0
+    assert studied.shown.late_left == pytest.approx(studied.late_left(30 * 1005))
+    assert "over the limit" in (ledger.studied(0.0, 300.0).may_explore(0.0) or "")
+    assert studied.seen(DAY_S, DAY_S, 0.0, 0, 0, False, 0.5).late == pytest.approx(11.0, abs=0.1)
+
+
+def test_requests_that_the_server_was_seen_to_get_too_are_put_down_once() -> None:
+    """Of what was seen beside a study and what it has counted itself, the larger counts; the next count is anew."""
+    ledger = _hours(ExplorationLedger(), 1 / 60, 5.0, studying=True)
+    assert (ledger.requests, ledger.missed) == (300.0, 1.0)
+    both = ledger.studied(400.0, 7.0)
+    assert (both.sent, both.late, both.shown.late) == (100.0, 6.0, 7.0)
+    assert both.studied(10.0, 2.0).shown.late == 9.0
+    assert ledger.studied(40.0, 0.5).shown.late == 1.0
+
+
+def test_a_board_without_load_is_studied_again_a_day_after_late_requests() -> None:
+    """Its studies' own requests are all there are, so that what they have made late forbids the next for a while."""
+    ledger = _hours(ExplorationLedger(), 1.0, 0.0).studied(0.0, 40.0)
+    assert "over the limit" in (ledger.may_explore(0.0) or "")
+    assert ledger.seen(DAY_S, DAY_S, 0.0, 0, 0, False, 0.5).may_explore(0.0) is None
+    assert _hours(ExplorationLedger(), 1.0, 0.0).studied(30_000.0, 29.0).may_explore(0.0) is None
+
+
 def test_a_clock_that_goes_back_does_not_make_idle_time() -> None:
     """Idle counts from the earlier look at most."""
     ledger = _hours(ExplorationLedger(), 1.0, 0.0).seen(10.0, 0.0, 0.0, 0, 0, False, 0.5)

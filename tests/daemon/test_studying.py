@@ -15,6 +15,7 @@ from daemons import LADDER, TUNED, House
 
 from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.daemon.commands import StartStudy, StopStudy
+from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.study_process import Studies, StudyOutcome
 from polythrottle.domain.clock import SystemClock
@@ -100,11 +101,16 @@ def lender() -> Lender:
 
 
 def studies(
-    folder: Path, lender: Lender, words: tuple[str, ...], late_left: Callable[[float], float] | None = None
+    folder: Path,
+    lender: Lender,
+    words: tuple[str, ...],
+    late_left: Callable[[float], float] | None = None,
+    studied: Callable[[str, str, float, float], object] = lambda *_: None,
 ) -> Studies:
     """Return studies of a model."""
     folder.mkdir(exist_ok=True)
-    return Studies(folder, lender, HistoryStore(folder / "daemon.db"), SystemClock(), words, late_left=late_left)
+    record = HistoryStore(folder / "daemon.db")
+    return Studies(folder, lender, record, SystemClock(), words, late_left=late_left, studied=studied)
 
 
 def ended(study: Studies) -> StudyOutcome:
@@ -327,3 +333,67 @@ def test_a_study_has_no_error_budget_where_none_can_be_kept(tmp_path: Path, lend
     words = json.loads((tmp_path / "mark.json").read_text())["words"]
     assert words.count("--error-budget") == (case == "asked")
     assert "12.50" not in words
+
+
+RUNNING = 'file.write("\\n"); line(event="started", number=3, point={}, reserved=4.5)\n    '
+
+
+def test_what_a_study_has_made_late_is_put_down(tmp_path: Path, lender: Lender) -> None:
+    """Of three trials 6 beyond the SLO's share; what is not understood, as a torn line, adds nothing."""
+    told: list[tuple[str, str, float, float]] = []
+    study = studies(tmp_path, lender, finds(tmp_path), lambda _: 12.5, lambda *said: told.append(said))
+    study.start("drift", _TUNED_HERE)
+    ended(study)
+    assert told[-1] == ("study-1", "", 300.0, pytest.approx(6.0))
+
+
+@pytest.mark.parametrize("ends", ["stopped", "killed"])
+def test_a_trial_whose_end_nobody_saw_is_put_down_with_all_it_was_given(
+    tmp_path: Path, lender: Lender, ends: str
+) -> None:
+    """As the study itself counts it when it goes on; a trial that was interrupted in order says what it took."""
+    interrupted = 'line(event="interrupted", number=3, requests={"sent": 50, "late": {"p99": 2}})'
+    wait = f"signal.signal(signal.SIGINT, lambda *_: sys.exit({interrupted} or 3)); time.sleep(600)"
+    words = program(tmp_path, RUNNING + (wait if ends == "stopped" else "os.kill(os.getpid(), signal.SIGKILL)"))
+    told: list[tuple[str, str, float, float]] = []
+    study = studies(tmp_path, lender, words, lambda _: 12.5, lambda *said: told.append(said))
+    study.start("drift", _TUNED_HERE)
+    if ends == "stopped":
+        until(lambda: study.poll() or (study._child is not None and study._child.reserved == 4.5))
+        study.close()
+        assert told[-1] == ("study-1", "", 350.0, pytest.approx(7.5))
+    else:
+        assert ended(study).failed
+        assert told[-1] == ("study-1", "", 300.0, pytest.approx(10.5))
+
+
+def test_a_study_that_goes_on_says_all_it_has_made_late_again(tmp_path: Path, lender: Lender) -> None:
+    """Under the same name, so that the account knows what of it is new."""
+    accounts = Accounts(HistoryStore(tmp_path / "daemon.db"), lambda: 0.0)
+    study = studies(tmp_path, lender, program(tmp_path, "time.sleep(600)"), lambda _: 12.5, accounts.studied)
+    study.start("drift", _TUNED_HERE)
+    until(lambda: study.poll() or accounts.shown_exploring.late == pytest.approx(6.0))
+    study.close()
+    again = Accounts(HistoryStore(tmp_path / "daemon.db"), lambda: 0.0)
+    told: list[tuple[str, str, float, float]] = []
+
+    def put_down(study: str, by: str, sent: float, late: float) -> None:
+        told.append((study, by, sent, late))
+        again.studied(study, by, sent, late)
+
+    study = studies(tmp_path, lender, program(tmp_path, "sys.exit(5)"), lambda _: 12.5, put_down)
+    study.start("drift", _TUNED_HERE)
+    ended(study)
+    assert told[-1][0] == "study-1"
+    assert told[-1][2:] == (600.0, pytest.approx(12.0))
+    assert again.shown_exploring.late == pytest.approx(12.0)
+
+
+def test_a_study_of_a_simulated_board_costs_nobody_anything(tmp_path: Path, lender: Lender) -> None:
+    """What it has made late is no user's."""
+    told: list[object] = []
+    lender.costless = True  # type: ignore[attr-defined]
+    study = studies(tmp_path, lender, finds(tmp_path), lambda _: 12.5, lambda *said: told.append(said))
+    study.start("drift", _TUNED_HERE)
+    ended(study)
+    assert told == []

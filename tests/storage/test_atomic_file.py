@@ -1,13 +1,18 @@
 """Files are replaced whole or not at all."""
 
+import contextlib
+import fcntl
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from polythrottle.domain.errors import StorageError
-from polythrottle.storage.atomic_file import open_replacement, replace_file
+from polythrottle.storage.atomic_file import open_replacement, replace_file, temporary_folder
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o600), (0o644, 0o644), (None, 0o640)])
@@ -52,3 +57,58 @@ def test_what_cannot_be_written_is_an_error_of_storage(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot be written"):
         replace_file(tmp_path / "file" / "below", b"")
+
+
+_HOLDS = """
+import sys, time
+from polythrottle.storage.atomic_file import temporary_folder
+with temporary_folder() as folder:
+    (folder / "socket").touch()
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_of_a_killed_process_is_cleared_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never one that is in use, nor what is not of this kind; at the end nothing is left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "polythrottle-board-x").mkdir()
+    (tmp_path / "polythrottle-own-link").symlink_to(tmp_path / "polythrottle-board-x")
+    with contextlib.ExitStack() as ends:
+        folders = []
+        for _ in range(2):
+            process = ends.enter_context(subprocess.Popen([sys.executable, "-c", _HOLDS], stdout=subprocess.PIPE))
+            ends.callback(process.kill)
+            assert process.stdout is not None
+            folders.append((process, Path(process.stdout.readline().decode().strip())))
+        (killed, left), (_, used) = folders
+        killed.kill()
+        killed.wait()
+        assert (left / "socket").exists()
+        with temporary_folder() as folder, temporary_folder() as other:
+            assert not left.exists()
+            assert folder.is_dir()
+            assert other.is_dir()
+            assert (used / "socket").exists()
+    with temporary_folder():
+        pass
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["polythrottle-board-x", "polythrottle-own-link"]
+
+
+def test_a_folder_that_was_cleared_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever came between took it for one that was left; nothing was in it yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    locked: list[int] = []
+
+    def lock(handle: int, how: int) -> None:
+        if not locked:
+            next(tmp_path.iterdir()).rmdir()
+        locked.append(handle)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with temporary_folder() as folder:
+        assert folder.is_dir()
+    assert len(locked) == 2

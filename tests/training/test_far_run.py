@@ -238,10 +238,53 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
     with here, there:
         followed = _Followed(Interrupted(here, 1 << 20), "ssh://nano", lambda passed: None, notes.append)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="puts itself back; the same command goes on"):
             followed.result()
         assert decode(there.recv(1000)) == {"stop": True}
     assert len(notes) == 1
+
+
+def test_an_interrupted_run_says_what_is_kept_of_its_job() -> None:
+    """As the board has it; one that says no more leaves it at how to go on."""
+    with following(encode({"ended": True, "kept": "12 steps are kept"})) as (followed, _, notes):
+        followed.stopping = True
+        with pytest.raises(KeyboardInterrupt, match=r"^ssh://nano is put back; 12 steps are kept$"):
+            followed.result()
+        assert notes == []
+    told = encode({"ended": True, "kept": "12 steps are kept"})
+    with following(told) as (followed, _, _), pytest.raises(DeviceError, match=r"was ended there; 12 steps are kept$"):
+        followed.result()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_board_that_is_gone_after_an_interrupt_is_no_lost_connection(
+    stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code that was being loaded may end it at once, of which the board is none the worse."""
+
+    class Link:
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def connect(self) -> socket.socket:
+            here, there = socket.socketpair()
+            there.close()
+            return here
+
+        def last_words(self) -> str:
+            return ""
+
+    def result(followed: _Followed) -> None:
+        followed.stopping = stops
+        raise EOFError
+
+    monkeypatch.setattr("polythrottle.board.link.Link", Link)
+    monkeypatch.setattr(_Followed, "result", result)
+    monkeypatch.setattr(Channel, "send", lambda *given: None)
+    place = ServingPlace("ssh://nano/cpu", "m:f", (1,), None, ())
+    kind, says = (KeyboardInterrupt, "puts itself back") if stops else (DeviceError, "was lost")
+    with pytest.raises(kind, match=says):
+        far_run.known_there(place, Task("m:f", "data", "job"))
 
 
 def test_a_desk_that_is_silent_or_gone_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +434,53 @@ def test_an_interrupted_run_is_ended_there_and_told(board: Path, tmp_path: Path)
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert (held(board), standing()) == (before, ())
     assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+@contextmanager
+def begun(words: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
+    """Run a desk in a process group of its own."""
+    words = [sys.executable, "-m", "polythrottle", *words]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_an_interrupt_before_anything_is_carried_says_so(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while ssh asks for a passphrase: nothing was begun there, and the same command begins it."""
+    before = held(board)
+    monkeypatch.setenv(SSH, stand_in(tmp_path, f"touch {tmp_path}/asks; exec sleep 600"))
+    with begun(finetuning(board_uri(board))) as child:
+        await_that((tmp_path / "asks").exists, "ssh is not started")
+        os.killpg(child.pid, signal.SIGINT)
+        out, err = child.communicate(timeout=120.0)
+    assert (child.returncode, out) == (130, "")
+    assert err == "polythrottle: interrupted; nothing was begun on ssh://nano; the same command begins it\n"
+    assert held(board) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["carried", "begun"])
+def test_an_early_interrupt_says_what_became_of_the_job(board: Path, tmp_path: Path, when: str) -> None:
+    """As soon as the far side runs, or its trainer does: one line, and nothing waits for torch to be loaded."""
+    before = held(board)
+    log = tmp_path / "home" / "job" / "trainer.log"
+    with begun(finetuning(board_uri(board), "--epochs", "100000")) as child:
+        reached = log.exists if when == "begun" else lambda: bool([*tmp_path.glob("polythrottle-board-*/lock")])
+        await_that(reached, "nothing is begun")
+        os.killpg(child.pid, signal.SIGINT)
+        out, err = child.communicate(timeout=120.0)
+    assert (child.returncode, out) == (130, ""), err
+    last = err.splitlines()[-1]
+    assert last.startswith("polythrottle: interrupted; ")
+    assert "the same command" in last
+    assert "lost" not in err
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert (held(board), standing()) == (before, ())
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """A trainer that is looked after: held in the middle of a slice, ended when it hangs, given up when nothing helps."""
 
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -142,3 +145,39 @@ def test_a_refusal_stops_fine_tuning_with_its_words(scenes: list[Scene], tmp_pat
         scene.step()
     assert scene.tended.stopped == "the disk is full"
     assert (scene.tended.steps, scene.tended.restarts) == (2, 0)
+
+
+def test_a_trainer_that_still_starts_is_ended_at_once(tmp_path: Path) -> None:
+    """After a Ctrl-C nobody waits for it to load what it needs, which on a loaded machine takes long."""
+    words = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    trainer = Trainer(
+        Task("tests:model", str(tmp_path), str(tmp_path)), start_s=600, command=(sys.executable, "-c", words)
+    )
+    lane = WorkerThread("trainer", SimpleQueue())
+    tended = SupervisedTrainer(trainer, lane)
+
+    def interrupt() -> None:
+        while trainer.pid is None:
+            time.sleep(0.01)
+        # To the main thread, whose waiting it is to end.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        tended.open()
+    interrupter.join()
+    begun_s = time.monotonic()
+    tended.close()
+    lane.close()
+    assert time.monotonic() < begun_s + 60  # and not the 600 s that it would take to start
+    assert trainer.pid is not None
+
+
+def test_a_trainer_whose_answer_was_an_error_is_still_ended_in_order(scenes: list[Scene], tmp_path: Path) -> None:
+    """Only what is still waited for is ended at once."""
+    scene = _scene(scenes, tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        scene.tended.ask(lambda trainer: 1 / 0)
+    assert not scene.tended._waited_for
+    assert scene.tended.ask(lambda trainer: 7) == 7

@@ -158,6 +158,10 @@ def _trained(found: "Result") -> Iterator[tuple[str, str]]:
         epoch = f"in epoch {training.epoch + 1} of {training.epochs}"
     took = formatted(optional(show_time, training.done_s), " after {}")
     loss = formatted(training.loss, ", loss {:.4g}")
+    if training.finished and not training.samples:
+        # Steps are measured by making them, which may be all that a small job has.
+        epoch += "; its last step was made before the first request: as steps were measured, or by an earlier run"
+        took = ""
     yield "trained", f"{training.samples:,} samples in {training.steps:,} steps, {epoch}{took}{loss}"
     counted = {
         "slices stopped for requests": training.suspended,

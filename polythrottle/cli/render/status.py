@@ -12,7 +12,16 @@ from rich.text import Text
 from polythrottle.cli.output import formatted, optional, several, suffix
 from polythrottle.cli.render.console import plain_console
 from polythrottle.cli.render.text import named_lines
-from polythrottle.daemon.status import GuardShown, Happened, NodeShown, SavedShown, ServiceShown, Status, StudyShown
+from polythrottle.daemon.status import (
+    ExploringShown,
+    GuardShown,
+    Happened,
+    NodeShown,
+    SavedShown,
+    ServiceShown,
+    Status,
+    StudyShown,
+)
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.units import show, show_level, show_name, show_number
@@ -464,10 +473,20 @@ def _present_lines(status: Status) -> Iterator[tuple[str, str]]:
     yield "budget", status.budget.words
     if status.study is not None:
         yield "study", f"{status.study.id} {status.study.state}: {status.study.words}"
+    if status.exploring.late > 0:
+        yield "late", exploring_words(status.exploring)
     yield "training", finetuning_words(status)
     yield "drift", status.drift
     for fault in status.faults:
         yield "fault", fault
+
+
+def exploring_words(exploring: ExploringShown) -> str:
+    """Return how many requests studies have made late, and how many more they may."""
+    left = formatted(exploring.late_left, "{:.3g}")
+    return (
+        f"{exploring.late:,.3g} of the last day's {exploring.requests:,.0f} requests, for studies; {left} more may be"
+    )
 
 
 def _saved_words(saved: SavedShown) -> str:

@@ -108,6 +108,7 @@ def status_of(
         guards=() if tuned is None else guards_of(tuned.plan.bounds, sight.observed),
         budget=accounts.shown_budget(state.rung),
         saved=accounts.shown_saving(),
+        exploring=accounts.shown_exploring,
         energy_j=accounts.energy_j,
         requests=accounts.requests,
         failed=accounts.failed,

@@ -423,6 +423,8 @@ HOST = _object(
         "late": _number(
             1e12, "Requests late so far beyond the SLO's own share, where a study was lent with a bound.", 0
         ),
+        "sent": _count(10**12, "Requests sent so far, where the study was lent to be counted."),
+        "bound": {**TUNE_OPTIONS["error_budget"], "description": "How many may be late, as the study was begun with."},
         "leaves": {"type": "boolean", "description": "Whether it gives the claim up; another host may go on."},
         "ended": {"type": "boolean", "description": "Whether the study has ended."},
         "failed": {"type": "boolean", "description": "Whether it went wrong: it is not made again."},

@@ -345,6 +345,8 @@ _WATCHED: Sequence[Figure] = (
     _plain("study_running", "Whether a study runs.", lambda s: bool(s.study and s.study.state == "running")),
     _plain("study_trials", "Trials of the last study so far.", lambda s: s.study.trials if s.study else None),
     _plain("study_trials_most", "Trials it may make at most.", lambda s: s.study.of if s.study else None),
+    _plain("exploring_late_requests", "Late for studies over the last day or so.", lambda s: s.exploring.late),
+    _plain("exploring_late_left_requests", "More that a study may make late.", lambda s: s.exploring.late_left),
 )
 _FINETUNING: Sequence[Figure] = (
     _plain(

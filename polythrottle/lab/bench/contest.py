@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +29,7 @@ from polythrottle.lab.bench.subjects import (
     subject,
 )
 from polythrottle.optimize import METHODS, Options, make_optimizer
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.storage.journal import Journal, holds_study, is_finished
 
 # Who takes part: a method, and whether it may learn from history and which risk it may take.
@@ -566,8 +566,8 @@ def run_by(
     """Return what is told of every search of a benchmark; the arguments are those of `run` and `perform`."""
     opened = [TableFile(source) if isinstance(source, Path) else source for source in sources]
     told: list[T] = []
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        whole = plan(opened, slos, methods, seeds, rules, Path(folder))
+    with temporary_folder() as folder:
+        whole = plan(opened, slos, methods, seeds, rules, folder)
         for done, one in enumerate(perform(whole, jobs, do), start=1):
             told += [] if one is None else [one]
             advanced(done, len(whole))

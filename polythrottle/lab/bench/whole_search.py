@@ -6,10 +6,8 @@ for when to stop. What is judged is the answer, by the truth at its point, and w
 
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.errors import TrialError
@@ -21,6 +19,7 @@ from polythrottle.lab.bench.contest import Rules, Task, run_by
 from polythrottle.lab.bench.subjects import Source, Subject, subject
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.optimize import Options
+from polythrottle.storage.atomic_file import temporary_folder
 from polythrottle.storage.journal import Journal, ending
 from polythrottle.tuning.stopping import Budget, Rule, Surveyor, said_at_most
 from polythrottle.tuning.tuner import tune
@@ -107,8 +106,8 @@ def search_whole(task: Task) -> WholeSearch:
     device, workload = task.source.open(task.seed)
     problem = replace(posed.problem, window=WINDOW)
     study = Study(problem, entrant.method, task.seed)
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        path = Path(folder) / "study.jsonl"
+    with temporary_folder() as folder:
+        path = folder / "study.jsonl"
         with Journal.create(path, study, {}) as journal:
             try:
                 for _ in tune(device, workload, optimizer, journal, Budget(task.rules.trials), Rule()):

@@ -27,7 +27,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from types import TracebackType
 from typing_extensions import Self
 
 from polythrottle.domain.errors import DeviceError, UnknownName
+from polythrottle.storage.atomic_file import owned_folder
 from polythrottle.testing.nvml.models import MODELS, GpuModel, model
 
 __all__ = ["MODELS", "FakeNvml", "FakeTime", "FaultKind", "GpuModel", "LoggedCall", "build", "compiler"]
@@ -91,7 +91,7 @@ def built() -> Path:
     Raises:
         DeviceError: If there is no C compiler, or it fails.
     """
-    folder = Path(tempfile.mkdtemp(prefix="polythrottle-nvml-"))
+    folder, _ = owned_folder()  # whose handle stays open, so that no other process clears it away
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return build(folder)
 

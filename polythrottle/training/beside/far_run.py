@@ -11,7 +11,7 @@ The board:
 ``progress`` and ``note``, while it runs.
 ``part`` and ``values``: latencies and the like, some at a time, for there may be millions; ``result``: the rest.
 ``known``: what batches and slices take; ``profile``: what co-runs tell. ``error``: why there is nothing. ``ended``: it
-  was interrupted before that.
+  was interrupted before that, and what is kept of the job.
 
 A desk that hangs up, or is silent for 45 seconds, ends the run as Ctrl-C does: the board is put back first, and the
 job's last step is brought to disk. Where a job stands is asked of `job_folder` there, in one line.
@@ -59,6 +59,7 @@ from polythrottle.training.beside.serving_loop import Result, Training
 from polythrottle.training.beside.trainer import job_folder
 from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.training.beside.trainer.job_folder import Progress
+from polythrottle.training.beside.trainer.supervisor import kept_words
 from polythrottle.workloads.foreign_calls import one_line
 
 if TYPE_CHECKING:
@@ -138,9 +139,7 @@ def run_there(
     if isinstance(terms.arrivals, Trace):
         raise InvalidInput("a trace of requests is not carried to a board; take poisson, burst, day or uniform")
     plain = {name: getattr(terms, name) for name in ("slo_s", "policy", "seconds", "seed", "power_w")}
-    hours = None
-    if terms.hours is not None:
-        hours = str(terms.hours)
+    hours = None if terms.hours is None else str(terms.hours)
     kept = {**plain, "arrivals": str(terms.arrivals), "hours": hours}
     result: Result = _asked(place, task, {"terms": kept}, told, noted)
     return result
@@ -214,17 +213,20 @@ def _asked(
     _check(place)
     uri = DeviceURI.parse(place.device)
     board = Place.parse(uri.name, uri.options)
-    later = _GOES_ON
-    if "co_runs" in asked:
-        later = _ANEW
+    later = _ANEW if "co_runs" in asked else _GOES_ON
     link = Link(board, carried())
-    channel = Channel(link.connect(), _MOST)
+    try:
+        channel = Channel(link.connect(), _MOST)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"nothing was begun on {board.where}; the same command begins it") from None
+    followed = _Followed(channel, board.where, told, noted, later)
     try:
         order = {"place": {**asdict(place), "device": ""}, "task": task.document(), **asked}
         channel.send({"holder": desk(), **order})
-        return _Followed(channel, board.where, told, noted, later).result()
+        return followed.result()
     except (EOFError, OSError):
-        raise _lost(board.where, link.last_words(), later) from None
+        # What native code it was in, such as torch's as it is loaded, may have ended it at once.
+        raise followed.left() if followed.stopping else _lost(board.where, link.last_words(), later) from None
     finally:
         channel.close()
 
@@ -266,7 +268,7 @@ class _Followed:
         self._later = later
         self._told = told
         self._noted = noted
-        self._stopping = False
+        self.stopping = False
         self._said_s = time.monotonic()
         self._lists: dict[str, list[Any]] = {name: [] for name in _LISTS}
 
@@ -280,7 +282,9 @@ class _Followed:
         while True:
             try:
                 found = self._take(self._next())
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as err:
+                if err.args:  # the board's last word, and no Ctrl-C
+                    raise
                 self._stop()
                 continue
             if found is not None:
@@ -288,11 +292,15 @@ class _Followed:
 
     def _stop(self) -> None:
         """Have the run ended there and go on waiting for what came of it; the second time wait no longer."""
-        if self._stopping:
-            raise KeyboardInterrupt
-        self._stopping = True
+        if self.stopping:
+            raise self.left()
+        self.stopping = True
         self._noted(f"{self._where} ends the run and is put back; a second Ctrl-C does not wait")
         self._channel.send({"stop": True})
+
+    def left(self) -> KeyboardInterrupt:
+        """Return what is said of a run that was interrupted and of which nothing more is heard."""
+        return KeyboardInterrupt(f"{self._where} ends the run and puts itself back; {self._later}")
 
     def _next(self) -> Mapping[str, Any]:
         while True:
@@ -327,10 +335,11 @@ class _Followed:
         elif "profile" in message:
             measured = _profile_of(message["profile"])
             return replace(measured, title=f"{self._where}: {measured.title}")
-        elif "ended" in message and self._stopping:
-            raise KeyboardInterrupt
         elif "ended" in message:
-            raise DeviceError(f"{self._where}: the run was ended there; {self._later}")
+            kept = str(message.get("kept") or self._later)
+            if self.stopping:
+                raise KeyboardInterrupt(f"{self._where} is put back; {kept}")
+            raise DeviceError(f"{self._where}: the run was ended there; {kept}")
         else:
             err = error_from(message["error"])
             if self._where not in str(err):
@@ -456,7 +465,7 @@ def _answer(desk: _Desk, uri: str, folder: str) -> int:
         _run_here(desk, uri, folder)
         return 0
     except KeyboardInterrupt:
-        desk.tell(ended=True)
+        desk.tell(ended=True, kept=desk.job and kept_words(Path(desk.job)))
     except PolythrottleError as err:
         desk.tell(error=error_line(err))
     except EOFError:
@@ -480,6 +489,7 @@ def _run_here(desk: _Desk, uri: str, folder: str) -> None:
         inputs=tuple(given["inputs"]),
     )
     task = Task.from_document(order["task"])
+    desk.job = "" if "co_runs" in order else task.folder
     # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
     with acting_for(str(order["holder"])):
         device, server = place.open()
@@ -500,9 +510,7 @@ def _run_here(desk: _Desk, uri: str, folder: str) -> None:
 
 def _terms_of(plain: Mapping[str, Any]) -> Terms:
     """Return the terms that have travelled."""
-    hours = None
-    if plain["hours"] is not None:
-        hours = Hours.parse(plain["hours"])
+    hours = None if plain["hours"] is None else Hours.parse(plain["hours"])
     return Terms(**{**plain, "arrivals": Arrivals.parse(plain["arrivals"]), "hours": hours})
 
 
@@ -517,6 +525,7 @@ class _Desk:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         self._interrupted = False
+        self.job = ""
         # Not left to what started this, which may have them ignored.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)

@@ -134,6 +134,9 @@ const steering = (now) => {
   const study = now.study, runs = study?.state === 'running', offer = `${study?.id} ${study?.state} ${now.workload?.profile}`;
   if (offered !== offer) { offered = offer; profiles().catch(() => {}); }  // a study that ended has written one
   tell('study', !study ? 'No study has run.' : `Study ${study.state}: ${study.trials} of at most ${study.of} trials${known(study.best_j) ? `, best ${joules(study.best_j)} ${now.energy_kind && now.energy_kind !== 'measured' ? `${now.energy_kind} ` : ''}per item` : ''}${study.words ? ` · ${study.words}` : ''}`);
+  const { requests, late, late_left: more } = now.exploring ?? {};
+  hide('exploring', !late);
+  if (late) tell('exploring', `Late for studies: ${fixed(late)} of the last day’s ${fixed(requests)} requests; ${fixed(more)} more may be.`);
   hide('progress', !runs);
   const job = now.finetuning;
   hide('finetuning', !job);

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.training.beside.trainer.driver import Hello, SliceDone, Trainer, TrainerLost
+from polythrottle.training.beside.trainer.job_folder import newest_place, read_begun
 
 # A thread that does one thing at a time and says when it is done.
 
@@ -114,6 +116,7 @@ class SupervisedTrainer:
         self._lane = lane
         self._patience_s = patience_s
         self._doing = ""
+        self._waited_for = False
         self._tail_s = 0.0
         self._ran_s = 0.0
         self._since_s = 0.0
@@ -147,7 +150,7 @@ class SupervisedTrainer:
         Raises:
             PolythrottleError: If it cannot be; see `Trainer.start`.
         """
-        hello: Hello = self._lane.wait(self._trainer.start)
+        hello: Hello = self._waited(self._trainer.start)
         self._greeted(hello)
         self.count()
         return hello
@@ -360,11 +363,36 @@ class SupervisedTrainer:
 
     def ask(self, call: Callable[[Trainer], Any]) -> Any:
         """Return what the trainer says, waiting for it; nothing else may be under way."""
-        return self._lane.wait(lambda: call(self._trainer))
+        return self._waited(lambda: call(self._trainer))
+
+    def _waited(self, call: Callable[[], Any]) -> Any:
+        """Have something done and wait for it; where a Ctrl-C ends the waiting, it is still under way."""
+        self._waited_for = True
+        try:
+            done = self._lane.wait(call)
+        except Exception:
+            self._waited_for = False
+            raise
+        self._waited_for = False
+        return done
 
     def close(self) -> None:
         """End the trainer: in good order if it is idle, at once if not; what a step had not ended is forgotten."""
-        if self.busy:
+        # One that is still starting loads torch for as long as a loaded machine takes, and has nothing to lose.
+        if self.busy or self._waited_for:
             self._trainer.abandon()
         with suppress(PolythrottleError):
             self._lane.wait(self._trainer.stop)
+
+
+def kept_words(folder: Path) -> str:
+    """Return, for people, what is kept of the job of a folder after an interrupt, and how to go on."""
+    try:
+        begun, place = read_begun(folder), newest_place(folder)
+    except PolythrottleError as error:
+        return f"of its job: {error}"
+    if begun is None:
+        return f"no job was begun in {folder}; the same command begins it"
+    if place is None:
+        return f"no step of the job in {folder} is kept yet; the same command goes on with it"
+    return f"{place.step:,} steps of the job in {folder} are kept; the same command goes on from there"
