@@ -53,10 +53,7 @@ class LoadReport:
 
 
 class Ledger:
-    """The figures of a load while it runs; one thread writes, others may read.
-
-    ``sent`` counts queries, and ``landed`` the requests of those that were answered.
-    """
+    """The figures of a load while one thread writes them: queries ``sent``, requests ``landed`` of those answered."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -81,10 +78,7 @@ class Ledger:
         return min(self._under_way.copy().values(), default=math.inf)
 
     def note(self, late_s: float) -> None:
-        """Count a query that was sent some seconds late.
-
-        Steps of 5 % suffice, and bound what a long load keeps; HdrHistogram does the same with finer ones.
-        """
+        """Count a query that was sent late, in steps of 5 %, which bound what a load keeps, as HdrHistogram does."""
         step = math.ceil(math.log(max(late_s, _LEAST_S) / _LEAST_S, _STEP))
         self._late[step] = self._late.get(step, 0) + 1
 
@@ -477,19 +471,18 @@ class _Flight:
 
 
 class Load(typing.Iterator[Query]):
-    """Requests in the order in which they are answered; nothing is sent before the first is asked for.
+    """Requests in the order in which they are answered, without end unless a gate sets one; made by `drive`.
 
-    There is no end but the one that a gate sets.
-
-    Made by `drive`. Close it when enough has been seen, or use it as a context manager.
+    Nothing is sent before the first is asked for. Close it when enough has been seen, or use it as a context manager.
     """
 
     def __init__(
-        self, queries: Generator[Query, None, None], ledger: Ledger, device: Discounting | None = None
+        self, queries: Generator[Query, None, None], ledger: Ledger, device: Discounting | None = None, at_once: int = 0
     ) -> None:
         self._queries = queries
         self._ledger = ledger
         self._device = device
+        self._at_once = at_once
         self._left_out_s = 0.0
         self._taken = 0
 
@@ -516,10 +509,14 @@ class Load(typing.Iterator[Query]):
         Raises:
             TrialError: If a query fails, or takes too long.
         """
-        while self._ledger.oldest_s < moment_s:
-            yield next(self)
-        for _ in range(self._ledger.landed - self._taken):
-            yield next(self)
+        while self._ledger.oldest_s < moment_s and (query := next(self, None)) is not None:
+            yield query
+        yield from islice(self, self._ledger.landed - self._taken)
+
+    @property
+    def at_once(self) -> int:
+        """How many queries a closed loop sends in its first moment; 0 where it has begun, or sends one at a time."""
+        return 0 if self._taken else self._at_once
 
     @property
     def report(self) -> LoadReport:
@@ -550,13 +547,13 @@ def drive(
     device: object = None,
     gate: Gate | None = None,
 ) -> Load:
-    """Begin a load on a workload; use it in a ``with``, and ``for`` each answered request.
+    """Begin a load on a workload; use it in a ``with``.
 
     ``Query.latency_s`` counts from ``Query.start_s``, when a request was meant to be sent, so that one that had to wait
     for others is not made to look fast (no coordinated omission). In a closed loop that is when it was sent.
 
-    A workload that is `Concurrent` has several queries under way at once. Any other is one server, before which
-    requests queue; it runs in the thread of whoever asks, and on a virtual clock the queue is exact.
+    A workload that is `Concurrent` has several queries under way at once. Any other is one server with a queue before
+    it; it runs in the thread of whoever asks, and on a virtual clock the queue is exact.
 
     Args:
         workload: Set to its point already.
@@ -581,13 +578,14 @@ def drive(
         return Load(counted(workload.served(arrivals, seed, timeout_s), ledger), ledger)
     times = arrivals.times(seed)
     real = not isinstance(clock, VirtualClock)
+    at_once = workload.concurrency if real and times is None and isinstance(workload, Concurrent) else 0
     if real and isinstance(workload, Concurrent) and (times is not None or workload.concurrency > 1):
         queries = in_flight(workload, times, clock, ledger, batch, timeout_s, gate)
     elif times is None:
         queries = back_to_back(workload, clock, ledger, gate)
     else:
         queries = in_turn(workload, times, clock, ledger, batch, timeout_s, gate)
-    return Load(queries, ledger, device if isinstance(device, Discounting) else None)
+    return Load(queries, ledger, device if isinstance(device, Discounting) else None, at_once)
 
 
 def batch_of(workload: Workload, point: Mapping[str, Level]) -> int:

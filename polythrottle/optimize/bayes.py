@@ -16,7 +16,7 @@ from polythrottle.domain.errors import Exhausted, InvalidInput
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
-from polythrottle.optimize.features import Array, Rows, generator, remaining_rows, untried_rows
+from polythrottle.optimize.features import Array, Rows, distinct_rows, generator, remaining_rows, untried_rows
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.quantities import by_chance
 
@@ -213,13 +213,16 @@ class ConstrainedBayes:
             return space[int(rows[0])]
         used = self._used(study)  # first, while what the last trial was begun with is remembered
         few = len(study.completed) < ENOUGH
+        distinct = distinct_rows(study, rows)
+        if len(distinct):
+            rows = distinct
         best = best_rows(self._worth(study), rows, self._options, used, few=few)
         return space[int(generator(study).choice(best))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
         best = study.best
-        rows = untried_rows(study)
+        rows = distinct_rows(study, untried_rows(study))
         objective = study.problem.objective
         if best is None or best.measurement is None or objective is Objective.PARETO:
             return math.inf
@@ -248,14 +251,14 @@ class ConstrainedBayes:
 
     def dares(self, study: Study) -> Daring:
         """Return what of what is left is beyond every cap on risk."""
-        rows = untried_rows(study)
+        rows = distinct_rows(study, untried_rows(study))
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
             return Daring.NOTHING
         return beyond_caps(worth, rows)
 
     def held_back(self, study: Study) -> str:
         """Return in words that the risk asked for leaves nothing worth a trial though something is; empty if not so."""
-        rows = untried_rows(study)
+        rows = distinct_rows(study, untried_rows(study))
         if not len(rows) or self._options.risk is None or not (worth := self._worth(study)).improving:
             return ""
         used = self._used(study)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polythrottle.domain.errors import Exhausted
+from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.problem import Problem
 from polythrottle.domain.space import Knob, Level, SearchSpace
 from polythrottle.domain.study import Study
@@ -146,6 +147,37 @@ def remaining_rows(study: Study) -> Rows:
             count = len(study.problem.space)
         raise Exhausted(f"all {count} points of the space{without} have been tried")
     return rows
+
+
+_UNBOUND = 1.2
+"""A power limit so many times the mean draw, or more, does not bind but for moments."""
+_IN_WATTS = frozenset({EnergyKind.MEASURED, EnergyKind.SIMULATED})
+
+
+def distinct_rows(study: Study, rows: Rows) -> Rows:
+    """Return the rows that are not a tried point by another name, ascending.
+
+    Where a device drew far less than its power limit, all limits above that draw are one: on a data-centre GPU most
+    points have several such twins, and a search that takes them for others goes through them one by one.
+
+    Args:
+        study: What has been measured, and with which draw.
+        rows: Of points that have not been tried.
+    """
+    space = study.problem.space
+    kept: Rows = rows
+    for column in (place for place, knob in enumerate(space.knobs) if knob.ordered and knob.name.endswith("_limit_w")):
+        others = np.delete(space.rows, column, axis=1)
+        limits_w = np.array(space.knobs[column].levels, dtype=float)[space.rows[:, column]]
+        for trial in study.completed:
+            measured = trial.measurement
+            if measured is None or measured.power_w is None or trial.point not in space:
+                continue
+            unbound = limits_w >= _UNBOUND * measured.power_w
+            row = space.index(trial.point)
+            if unbound[row] and measured.energy_kind in _IN_WATTS:
+                kept = kept[~(unbound[kept] & (others[kept] == others[row]).all(axis=1))]
+    return kept
 
 
 def generator(study: Study) -> np.random.Generator:

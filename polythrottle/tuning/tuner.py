@@ -113,10 +113,12 @@ def watch_of(
         most_late: How many requests may be late beyond the SLO's own share, all trials together.
         spent: What trials before have spent.
     """
+    warmup = problem.window.warmup
     if not problem.arrivals.closed:
         under_way = batch_of(workload, point)
     elif isinstance(workload, (Concurrent, Hosted)):
         under_way = int(point.get(_CONCURRENCY, workload.concurrency))
+        warmup = max(warmup, under_way)
     else:
         under_way = 1
     return RequestWatch(
@@ -124,7 +126,7 @@ def watch_of(
         spent,
         most_late,
         under_way=under_way,
-        least=problem.window.warmup + _LEAST_SEEN,
+        least=warmup + _LEAST_SEEN,
     )
 
 

@@ -234,7 +234,8 @@ def test_goodput_is_the_share_of_requests_that_held_every_limit_of_theirs() -> N
         seen = measure(device, served, OperatingPoint({"concurrency": 128}), window, goal=Goal(judged=limits))
     again = _served(_device())
     again.apply(OperatingPoint({"concurrency": 128}))
-    queries = list(itertools.islice(again.served(CLOSED, 0, 60.0), window.warmup + 200))[window.warmup :]
+    assert seen.requests is not None
+    queries = list(itertools.islice(again.served(CLOSED, 0, 60.0), seen.requests))[-seen.latency.queries :]
     kept = [
         query.first_s is not None
         and query.first_s <= (0.08 if (query.prompt_tokens or 0) <= 500 else 0.15)
@@ -243,10 +244,10 @@ def test_goodput_is_the_share_of_requests_that_held_every_limit_of_theirs() -> N
     ]
     short = [held for query, held in zip(queries, kept, strict=True) if (query.prompt_tokens or 0) <= 500]
     assert seen.goodput is not None
-    assert 0 < sum(kept) < 200
+    assert 0 < sum(kept) < len(kept) >= 200
     assert (seen.goodput.requests, seen.goodput.good) == (len(kept), sum(kept))
     assert seen.goodput.classes["prompts<=500"] == (len(short), sum(short))
-    assert sum(all_ for all_, _ in seen.goodput.classes.values()) == 200
+    assert sum(all_ for all_, _ in seen.goodput.classes.values()) == len(kept)
     assert seen.goodput.energy_j == pytest.approx(seen.energy_j / seen.goodput.share)
     assert seen.goodput.per_s == pytest.approx(seen.throughput_per_s * seen.goodput.share)
     assert measurement_from(measurement_line(seen)) == seen

@@ -1,4 +1,5 @@
 import ast
+import asyncio
 import inspect
 import itertools
 import math
@@ -20,10 +21,11 @@ from polythrottle.catalog import load_board, load_model
 from polythrottle.domain.arrivals import CLOSED, Arrivals, Burst, Poisson, Trace, Uniform
 from polythrottle.domain.clock import SystemClock, VirtualClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError
-from polythrottle.domain.measurement import Query
-from polythrottle.domain.ports import Concurrent, Discounting
+from polythrottle.domain.measurement import Query, Window
+from polythrottle.domain.ports import Concurrent, Discounting, Sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.load import Ledger, batch_of, drive
+from polythrottle.metering.window import warm_up
 from polythrottle.tuning.setup import Setup
 
 
@@ -392,6 +394,57 @@ def test_a_closed_loop_keeps_as_many_under_way_as_it_is_told(port: int) -> None:
     spans = [(query.start_s or 0.0, (query.start_s or 0.0) + query.latency_s) for query in queries]
     assert max(sum(start <= moment < end for start, end in spans) for moment, _ in spans) == 4
     assert load.report.late_p99_s is None
+
+
+class FirstWave(Server):
+    """A service whose first queries take long, as prompts do that come all at once; the others do not.
+
+    They end once twice as many have been sent, and the first of all once it is let go.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        super().__init__(lambda: 0.0)
+        self.concurrency, self.sent = concurrency, 0
+        self.waiting: set[int] = set()
+        self.let_go = threading.Event()
+
+    async def send(self) -> Query:
+        """Wait if this is one of the first, but for the second: somebody has to make the others go on."""
+        number = self.sent
+        self.sent += 1
+        if number < self.concurrency and number != 1:
+            self.waiting.add(number)
+            while self.sent < 2 * self.concurrency or not (number or self.let_go.is_set()):
+                await asyncio.sleep(0.001)
+            self.waiting.discard(number)
+        await asyncio.sleep(0.01)
+        return Query(1.0 if number < self.concurrency else 0.002)
+
+    async def hang_up(self) -> None:
+        """Do nothing."""
+
+
+_WARM = Window(1, 0.0, 1, timeout_s=60.0)
+
+
+def test_what_a_closed_loop_sends_in_its_first_moment_is_not_measured() -> None:
+    """A window would have seen eight queries of a second; from then on there is nothing to leave out."""
+    service = FirstWave(8)
+    service.let_go.set()
+    with drive(service, CLOSED, SystemClock(), 0) as load:
+        served = warm_up(load, SystemClock(), _WARM, Sensor())
+        assert not service.waiting
+        assert max(query.latency_s for query in itertools.islice(load, 40)) < 1.0
+        assert served >= 16
+        assert warm_up(load, SystemClock(), _WARM, Sensor()) == _WARM.warmup
+
+
+def test_a_warm_up_waits_for_its_slowest_query_so_long_and_no_longer() -> None:
+    """The first query is never answered: a window begins once each place was answered four times on average."""
+    service = FirstWave(8)
+    with drive(service, CLOSED, SystemClock(), 0) as load:
+        assert warm_up(load, SystemClock(), _WARM, Sensor()) == 32
+        assert service.waiting == {0}
 
 
 def test_what_finds_no_place_waits_and_counts_from_when_it_was_meant_to_be_sent(port: int) -> None:

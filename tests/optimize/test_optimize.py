@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from polythrottle.backends.replay import Table
 from polythrottle.domain.errors import Exhausted, InvalidInput, UnknownName
-from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement
 from polythrottle.domain.ports import Optimizer
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Daring, Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
 from polythrottle.optimize.bayes import Account, ConstrainedBayes, best_rows, beyond_caps
+from polythrottle.optimize.features import distinct_rows, untried_rows
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.testing import OptimizerContract
@@ -579,3 +580,49 @@ def test_a_step_along_a_knob_ends_half_way_to_the_end_or_to_the_nearest_point_tr
     for number, energy in enumerate(energies):
         study = replace(study, trials=(*study.trials, Trial(number, search.suggest(study), measured(energy_j=energy))))
     assert search.suggest(study)["gpu_max_hz"] == levels[level - 1]
+
+
+LIMITED = SearchSpace.grid(
+    (Knob("gpu_max_hz", (1_000_000_000, 2_000_000_000)), Knob("power_limit_w", (100, 150, 200, 300))),
+    {"gpu_max_hz": 2_000_000_000, "power_limit_w": 300},
+)
+
+
+def _drew(power_w: float, limit_w: int, kind: EnergyKind = EnergyKind.MEASURED) -> Study:
+    """Return a study of the default clock at a power limit, which drew so much."""
+    point = OperatingPoint({"gpu_max_hz": 2_000_000_000, "power_limit_w": limit_w})
+    trial = Trial(0, point, replace(measured(), power_w=power_w, energy_kind=kind))
+    return Study(Problem(LIMITED, (), "sim:test", "model"), "bayes", 0, (trial,))
+
+
+@pytest.mark.parametrize(
+    ("asked", "twins"),
+    [
+        (_drew(120.0, 300), {150, 200}),
+        (_drew(120.0, 150), {200, 300}),
+        (_drew(140.0, 150), set()),  # it may have bound there
+        (_drew(95.0, 100), set()),
+        (_drew(120.0, 300, EnergyKind.RELATIVE), set()),
+    ],
+)
+def test_limits_that_did_not_bind_are_one_point(asked: Study, twins: set[int]) -> None:
+    """A card that drew 120 W at a limit of 300 W does the same at 200 and 150 W; at 100 W it does not."""
+    untried = untried_rows(asked)
+    left = {tuple(LIMITED[int(row)].values()) for row in distinct_rows(asked, untried)}
+    assert left == {tuple(LIMITED[int(row)].values()) for row in untried} - {(2_000_000_000, limit) for limit in twins}
+
+
+def test_a_search_makes_trials_of_what_is_one_point_last() -> None:
+    """All clocks, and one limit of those that do not bind; the others only if a search goes on all the same."""
+    asked = replace(_drew(120.0, 300), trials=())
+    optimizer = make_optimizer("bayes")
+    for number in range(len(LIMITED)):
+        point = optimizer.suggest(asked)
+        clock_hz, limit_w = point["gpu_max_hz"], point["power_limit_w"]
+        power_w = min(120.0 if clock_hz == 2_000_000_000 else 60.0, float(limit_w))
+        trial = Trial(number, point, replace(measured(), power_w=power_w, energy_kind=EnergyKind.MEASURED))
+        asked = replace(asked, trials=(*asked.trials, trial))
+    first = [tuple(trial.point.values()) for trial in asked.trials[:3]]
+    assert len({clock_hz for clock_hz, _ in first}) == 2
+    assert (2_000_000_000, 100) in first
+    assert len(asked.visited) == len(LIMITED)

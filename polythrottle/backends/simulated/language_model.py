@@ -462,14 +462,24 @@ class SimulatedLanguageModel:
         mean = self.model.lengths.output_tokens
         answer_s = mean * self.physics.full_step_s(clients, self.model.lengths)
         coming = deque(self._request(now_s + answer_s * i / clients, lengths) for i in range(clients))
-        left = 2 * clients  # until each has been answered about twice, the mix of ages is that of the beginning
+        answered = 0
+        under_way = {id(request): request for request in coming}
+        early: set[int] = set()
         while True:
             step = self._advance(server, coming)
             for number, request in enumerate(step.finished):
-                coming.append(self._request(request.last_s + server.token_s, lengths))
-                left -= 1
-                if left < 0:
+                following = self._request(request.last_s + server.token_s, lengths)
+                coming.append(following)
+                del under_way[id(request)]
+                early.discard(id(request))
+                answered += 1
+                if answered == 2 * clients:
+                    early = set(under_way)
+                elif answered > 4 * clients:
+                    early = set()
+                if answered > 2 * clients and not early:
                     yield query_of(request, server, number + 1 < len(step.finished))
+                under_way[id(following)] = following
 
     def _open(
         self, server: TokenServer, lengths: Iterator[tuple[int, int]], calls: Iterator[Call], timeout_s: float
