@@ -479,6 +479,7 @@ def _run_here(desk: _Desk, uri: str, folder: str) -> None:
         inputs=tuple(given["inputs"]),
     )
     task = Task.from_document(order["task"])
+    task.check_data()
     # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
     with acting_for(str(order["holder"])):
         device, server = place.open()
