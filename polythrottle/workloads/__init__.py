@@ -8,7 +8,7 @@ from typing import Any
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Target, Workload
-from polythrottle.workloads.uris import ModelUri
+from polythrottle.workloads.uris import ModelUri, is_script
 
 _CALLABLE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -61,12 +61,14 @@ def open_workload(
 
 def _open_model(uri: str, given: Mapping[str, Any], timeout_s: float, target: Target | None) -> Workload:
     """Return the workload of a model that runs in this process; raises as `open_workload`."""
-    name = ModelUri.parse(uri).name
+    model = ModelUri.parse(uri)
+    name = model.name
     if name.lower().endswith(".onnx"):
         from polythrottle.workloads.onnx_model import OnnxWorkload
 
         return OnnxWorkload(uri, **given, target=target)
     if name.lower().endswith((".pt2", ".pt")):
+        is_script(model)  # what is neither is refused before torch is imported
         from polythrottle.workloads.torch_model import open_export
 
         return open_export(uri, **given, target=target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, Callable
@@ -10,11 +9,10 @@ from typing import Any, Callable
 import torch
 
 from polythrottle.domain.backports import paired, removeprefix
-from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError
+from polythrottle.domain.errors import DeviceError, InvalidInput, TrialError
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
-from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import guarded, timed
 from polythrottle.workloads.inputs import (
     THREADS,
@@ -33,7 +31,7 @@ from polythrottle.workloads.inputs import (
     threads_knob,
 )
 from polythrottle.workloads.torch_archive import load_export, load_script
-from polythrottle.workloads.uris import ModelUri
+from polythrottle.workloads.uris import ModelUri, is_script
 
 # A torch module as a workload, in evaluation and inference mode.
 
@@ -237,8 +235,6 @@ def _split(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 # Exported torch models as workloads: ``model.pt2`` of torch.export and TorchScript's ``model.pt``.
 
-_ARCHIVED = ("/archive_format", "serialized_exported_program.json")
-
 
 def open_export(
     uri: str,
@@ -267,13 +263,12 @@ def open_export(
         InvalidInput: If shapes are missing or do not fit, or the model does not take a batch that was asked for.
     """
     model = ModelUri.parse(uri)
-    model.only("an exported model", "device")
     path = model.name
-    names = _names(model.name)
+    script = is_script(model)
     device = next(iter(model.chosen("device", DEVICES)), None)
     if device is None and target is not None and torch.cuda.is_available():
         device = "cuda"
-    if any(name.endswith("/constants.pkl") for name in names):
+    if script:
         return TorchWorkload(
             uri,
             load_script(path),
@@ -282,11 +277,6 @@ def open_export(
             threads=threads,
             device=device,
             target=target,
-        )
-    if not any(name.endswith(_ARCHIVED) for name in names):
-        raise BadFile(
-            f"{path} holds neither an archive of torch.export nor TorchScript; what torch.save writes, weights or a "
-            "whole module, needs its code: give package.module:callable"
         )
     program = load_export(path)
     declared = tuple(_declared(program))
@@ -308,18 +298,6 @@ def _placed(path: str, program: Any, device: str | None, target: Target | None) 
         return program
     with guarded(f"{path} cannot be moved to {device}:"):
         return rewrite(program, cuda_name(target) if device == "cuda" else device)
-
-
-def _names(uri: str) -> list[str]:
-    """Return what is in the zip archive that torch writes either kind as."""
-    check_plain(uri)
-    try:
-        with zipfile.ZipFile(uri) as archive:
-            return archive.namelist()
-    except OSError as err:
-        raise BadFile(f"{uri} cannot be read: {err.strerror}") from err
-    except zipfile.BadZipFile as err:
-        raise BadFile(f"{uri} is no archive as torch writes them, or cut off") from err
 
 
 class _Exported(torch.nn.Module):

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from polythrottle.domain.backports import removeprefix
-from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.storage.untrusted import check_plain
 
 # A model's URI: a file or a place in Python code, and options behind a question mark.
 
@@ -71,6 +72,48 @@ class ModelUri:
         if len(set(values)) < len(values):
             raise InvalidInput(f"{key}={self.options[key]} names one twice")
         return values
+
+
+# What torch exported, told apart before torch is imported: that takes seconds, and a wrong name should not.
+
+_SCRIPT = "/constants.pkl"
+_ARCHIVED = ("/archive_format", "serialized_exported_program.json")
+
+
+def is_script(model: ModelUri) -> bool:
+    """Return whether an exported model of torch is TorchScript; else it is an archive of torch.export.
+
+    Args:
+        model: Whose name is the file's path.
+
+    Raises:
+        UnknownName: If it has an option that no exported model has.
+        BadFile: If the file is missing, or neither.
+    """
+    model.only("an exported model", "device")
+    names = _names(model.name)
+    if any(name.endswith(_SCRIPT) for name in names):
+        return True
+    if any(name.endswith(_ARCHIVED) for name in names):
+        return False
+    raise BadFile(
+        f"{model.name} holds neither an archive of torch.export nor TorchScript; what torch.save writes, weights or a "
+        "whole module, needs its code: give package.module:callable"
+    )
+
+
+def _names(path: str) -> list[str]:
+    """Return what is in the zip archive that torch writes either kind as."""
+    import zipfile  # with three compressors, which no other URI needs
+
+    check_plain(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except OSError as err:
+        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
+    except zipfile.BadZipFile as err:
+        raise BadFile(f"{path} is no archive as torch writes them, or cut off") from err
 
 
 # Where a service listens and which of its models is meant: the URIs of services, taken apart.

@@ -97,6 +97,7 @@ def test_a_torch_model_of_the_board_is_measured(home: Path, capfd: pytest.Captur
     await_that(lambda: not far_sides(home.parent), "the far side stays")
 
 
+@pytest.mark.slow
 def test_a_study_knows_a_model_of_torch_by_its_file_there(home: Path) -> None:
     """By its digest; where it runs is known, and an input's shape that is missing is asked for."""
     workload = lay_torch(home, "model.pt")

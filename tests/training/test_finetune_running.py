@@ -68,7 +68,8 @@ def _terms(policy: str = "interleave", seconds: float | None = None, rate_per_s:
     return Terms(_SLO_S, Poisson(rate_per_s), policy, seconds)
 
 
-@pytest.mark.parametrize("policy", ["interleave", pytest.param("greedy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["interleave", "greedy"])
 def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None:
     """Until the job is done every request is answered, in one thread, and every sample is trained once per epoch."""
     served, told = Answering(), list[RunProgress]()

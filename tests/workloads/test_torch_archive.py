@@ -20,7 +20,7 @@ from polythrottle.domain.errors import BadFile, DeviceError
 from polythrottle.training.beside.trainer.network import Network
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.torch_archive import load_export, load_script, load_tensors
-from polythrottle.workloads.torch_model import _names
+from polythrottle.workloads.uris import _names
 
 MARKER = "ran"
 CODE = f"__import__('os').mkdir('{MARKER}')"

@@ -5,9 +5,7 @@ The board serves, trains, and reads its own energy, in its own interpreter. Both
 ``place``, ``task``, ``terms``, ``holder``: what is to be run, and who asks. The first line, once. Without terms batches
   and slices are measured, as for a plan; with ``co_runs`` instead, how many of which, what a profile is made from.
 ``stop`` ends the run as Ctrl-C does. ``alive`` is said so often that the board knows that the desk is there.
-
 The board:
-
 ``progress`` and ``note``, while it runs.
 ``part`` and ``values``: latencies and the like, some at a time, for there may be millions; ``result``: the rest.
 ``known``: what batches and slices take; ``profile``: what co-runs tell. ``error``: why there is nothing. ``ended``: it
@@ -194,8 +192,8 @@ def progress_there(device: str, folder: str) -> Progress:
     from polythrottle.board.link import Place, ask
 
     uri = DeviceURI.parse(device)
-    place = Place.parse(uri.name, uri.options)
-    return Progress.from_document(ask(place, carried(job_folder.__name__), {"folder": folder}))
+    told = ask(Place.parse(uri.name, uri.options), carried(job_folder.__name__), {"folder": folder})
+    return Progress.from_document(told)
 
 
 def _asked(
@@ -489,6 +487,7 @@ def _run_here(desk: _Desk, uri: str, folder: str) -> None:
         inputs=tuple(given["inputs"]),
     )
     task = Task.from_document(order["task"])
+    task.check_data()
     desk.job = "" if "co_runs" in order else task.folder
     # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
     with acting_for(str(order["holder"])):

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation.wire import error_from
-from polythrottle.domain.errors import InvalidInput, StorageError, TrialError
+from polythrottle.domain.errors import BadFile, InvalidInput, StorageError, TrialError
 from polythrottle.storage.json_lines import Channel
 from polythrottle.storage.untrusted import last_line
 
@@ -105,6 +105,17 @@ class Task:
             raise InvalidInput(f"slower must be at least 1, not {self.slower}")
         if self.latency_limit_s is not None and not self.latency_limit_s > 0:
             raise InvalidInput(f"latency_limit_s must be above 0, not {self.latency_limit_s}")
+
+    def check_data(self) -> None:
+        """Check that the data folder is there, for a model and torch take seconds to open.
+
+        Raises:
+            BadFile: If it cannot be listed.
+        """
+        try:
+            os.scandir(self.data).close()
+        except OSError as err:
+            raise BadFile(f"the data folder {self.data} cannot be read: {err.strerror}") from err
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON."""
