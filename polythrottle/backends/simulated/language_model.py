@@ -300,6 +300,9 @@ class TokenServer:
 
 
 CONCURRENCY = "concurrency"
+_MIXED_ROUNDS = 2
+_MOST_ROUNDS = 4
+"""How often each client is answered before its loop counts, on average, and at most."""
 _STREAM = 0x70C5
 """Sets the random lengths apart from other random numbers of the same seed."""
 _STRATA = 64
@@ -462,6 +465,8 @@ class SimulatedLanguageModel:
         mean = self.model.lengths.output_tokens
         answer_s = mean * self.physics.full_step_s(clients, self.model.lengths)
         coming = deque(self._request(now_s + answer_s * i / clients, lengths) for i in range(clients))
+        # Until each has been answered about twice the mix of ages is that of the beginning, and who is still under way
+        # then may have come in the crowd. Few answers are so long that they are not waited for.
         answered = 0
         under_way = {id(request): request for request in coming}
         early: set[int] = set()
@@ -473,11 +478,11 @@ class SimulatedLanguageModel:
                 del under_way[id(request)]
                 early.discard(id(request))
                 answered += 1
-                if answered == 2 * clients:
+                if answered == _MIXED_ROUNDS * clients:
                     early = set(under_way)
-                elif answered > 4 * clients:
+                elif answered > _MOST_ROUNDS * clients:
                     early = set()
-                if answered > 2 * clients and not early:
+                if answered > _MIXED_ROUNDS * clients and not early:
                     yield query_of(request, server, number + 1 < len(step.finished))
                 under_way[id(following)] = following
 
