@@ -30,6 +30,8 @@ _INT32 = "i"
 Level = Union[int, float, str]
 BATCH_SIZE = "batch_size"
 """The knob that workloads, ladders and batchers know by name: items in a query."""
+CONCURRENCY = "concurrency"
+"""The knob of a closed loop: queries that are under way at once."""
 IN_FLIGHT = "in_flight"
 """The knob of a language model's server, set at the proxy before it: requests that are under way at once."""
 MOST_POINTS = 1_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -14,7 +15,7 @@ from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Interval, Measurement, measurement_frame, saving_interval
 from polythrottle.domain.problem import Constraint, Objective, Problem
-from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
+from polythrottle.domain.space import BATCH_SIZE, CONCURRENCY, IN_FLIGHT, OperatingPoint
 from polythrottle.domain.units import show, show_name, show_number, show_percent
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ ENOUGH = 6
 
 DOUBT = 5.0
 """How many times better than the untuned default a point is not expected to be at the same work or more."""
+_ASKED = (BATCH_SIZE, CONCURRENCY, IN_FLIGHT)
+"""Knobs that say how much is asked at once."""
 
 
 class TrialState(StrEnum):
@@ -230,8 +233,8 @@ class Study:
     def doubtful(self) -> bool:
         """Whether the only visit to the default is contradicted, as by a window that something else disturbed.
 
-        It is if a trial that asked at least as much of each query was `DOUBT` times as fast, or one as large took that
-        much less energy. Where that is no fault it costs one trial to see it again.
+        It is if a trial that asked at least as much at once was `DOUBT` times as fast, or one that asked as much took
+        that much less energy. Where that is no fault it costs one trial to see it again.
         """
         default = self.default
         if default is None or sum(trial.point == default.point for trial in self.trials) > 1:
@@ -518,9 +521,9 @@ def _contradicts(trial: Trial, default: Trial) -> bool:
     doubted = default.measurement
     assert seen is not None
     assert doubted is not None
-    # Without the knob each query is one item.
-    asked, usual = (one.point.get(BATCH_SIZE, 1) for one in (trial, default))
-    if isinstance(asked, str) or isinstance(usual, str) or asked < usual:
+    # Without the knob each query is one item, and one is under way at once.
+    asked, usual = ([one.point.get(name, 1) for name in _ASKED] for one in (trial, default))
+    if any(isinstance(level, str) for level in asked + usual) or any(map(operator.lt, asked, usual)):
         return False
     return DOUBT * seen.latency.mean_s < doubted.latency.mean_s or (
         asked == usual and DOUBT * seen.energy_j < doubted.energy_j

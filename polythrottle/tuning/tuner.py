@@ -12,7 +12,7 @@ from polythrottle.domain.measurement import Measurement, Reading
 from polythrottle.domain.metrics import why_untold
 from polythrottle.domain.ports import Chooser, Concurrent, Device, Optimizer, Recorded, Rewindable, Workload
 from polythrottle.domain.problem import Constraint, Objective, Problem
-from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.space import CONCURRENCY, OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import batch_of
@@ -27,7 +27,6 @@ FAILURES_IN_A_ROW = 5
 ERRORS_USED = "error budget used"
 _LEAST_SEEN = 3
 """How many requests a window has before it is cut short for what they show, so that it shows something."""
-_CONCURRENCY = "concurrency"
 _REFERENCE_NUMBERS = 1_000_000
 _REST_S = 1.0
 
@@ -117,7 +116,7 @@ def watch_of(
     if not problem.arrivals.closed:
         under_way = batch_of(workload, point)
     elif isinstance(workload, (Concurrent, Hosted)):
-        under_way = int(point.get(_CONCURRENCY, workload.concurrency))
+        under_way = int(point.get(CONCURRENCY, workload.concurrency))
         warmup = max(warmup, under_way)
     else:
         under_way = 1

@@ -10,7 +10,7 @@ from polythrottle.backends.cpu import CpuDevice
 from polythrottle.domain.arrivals import CLOSED, Arrivals
 from polythrottle.domain.measurement import MOST_QUERIES, Interval, Measurement, Window
 from polythrottle.domain.problem import Objective
-from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Reference, Study, Trial
 from polythrottle.testing import plant
 from polythrottle.tuning.remarks import (
@@ -84,6 +84,19 @@ def test_a_default_that_is_measured_again_is_said_to_be() -> None:
     assert "measured again" in line
     assert "mean 100 ms and 12 ms; the newer counts" in line
     assert not again.doubtful
+
+
+@pytest.mark.parametrize("name", ["batch_size", "concurrency", "in_flight"])
+def test_a_trial_of_less_at_once_contradicts_no_default(name: str) -> None:
+    """A query of eight in flight is many times as fast as one of 256, and nothing is wrong with either."""
+    asked = SearchSpace.grid([Knob(name, (8, 256))], {name: 256})
+    trials = [Trial(0, asked.default, measured(14.0, 1.0)), Trial(1, OperatingPoint({name: 8}), measured(2.0, 0.1))]
+    whole = Study(replace(study().problem, space=asked), "grid", 0, tuple(trials))
+    assert not whole.doubtful
+    other = Study(replace(study().problem, space=SearchSpace.grid([Knob(name, (8, 256))], {name: 8})), "grid", 0)
+    slow, quick = OperatingPoint({name: 8}), OperatingPoint({name: 256})
+    turned = replace(other, trials=(Trial(0, slow, measured(14.0, 1.0)), Trial(1, quick, measured(2.0, 1.0))))
+    assert turned.doubtful
 
 
 def test_a_device_of_which_nothing_is_searched_says_why(tmp_path: Path) -> None:

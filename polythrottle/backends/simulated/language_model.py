@@ -25,7 +25,7 @@ from polythrottle.domain.arrivals import Arrivals, Call
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.measurement import Query
-from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.space import CONCURRENCY, Knob, OperatingPoint, SearchSpace
 
 BLOCK_TOKENS = 16
 
@@ -299,7 +299,6 @@ class TokenServer:
         return [after - before for before, after in pairwise(chain.from_iterable(pieces))]
 
 
-CONCURRENCY = "concurrency"
 _MIXED_ROUNDS = 2
 _MOST_ROUNDS = 4
 """How often each client is answered before its loop counts, on average, and at most."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
 from polythrottle.domain.measurement import Query
-from polythrottle.domain.space import BATCH_SIZE, Knob, OperatingPoint
+from polythrottle.domain.space import BATCH_SIZE, CONCURRENCY, Knob, OperatingPoint
 from polythrottle.workloads.inputs import (
     FedInput,
     Input,
@@ -29,7 +29,7 @@ from polythrottle.workloads.services.kserve_protocol import (
     check_declared_shapes,
     check_item_count,
 )
-from polythrottle.workloads.services.service import CONCURRENCY, Service
+from polythrottle.workloads.services.service import Service
 from polythrottle.workloads.uris import Address
 
 # What of a model's configuration can be tuned on a server that loads models on request, such as Triton.

@@ -19,12 +19,12 @@ from async_timeout import timeout
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
 from polythrottle.domain.measurement import Query
-from polythrottle.domain.space import IN_FLIGHT, OperatingPoint
+from polythrottle.domain.space import CONCURRENCY, IN_FLIGHT, OperatingPoint
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import chosen, count
 from polythrottle.workloads.services.http import Answer, Reply, Web
-from polythrottle.workloads.services.service import CONCURRENCY, Service, limit_of
+from polythrottle.workloads.services.service import Service, limit_of
 from polythrottle.workloads.uris import Address
 
 # What a language model is asked: lines of a file, or made-up words of about a given number of tokens.

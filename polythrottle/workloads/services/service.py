@@ -23,14 +23,13 @@ from polythrottle.domain.errors import (
     Unanswered,
 )
 from polythrottle.domain.measurement import Query
-from polythrottle.domain.space import IN_FLIGHT, Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.space import CONCURRENCY, IN_FLIGHT, Knob, OperatingPoint, SearchSpace
 from polythrottle.storage.untrusted import members_of
 from polythrottle.workloads.foreign_calls import EventLoop, refusal_text
 from polythrottle.workloads.inputs import chosen, count, grid_of
 from polythrottle.workloads.services.http import Web
 from polythrottle.workloads.uris import Address
 
-CONCURRENCY = "concurrency"
 _MOST_AT_ONCE = 4096
 _LONGEST_S = 86_400.0
 
