@@ -463,8 +463,8 @@ class _Flight:
         self._ledger.cpu_s = time.thread_time()
         if self._gate is not None:
             self._gate.landed(query)
+        self._ledger.landed += 1  # before it can be taken, so that never more are taken than have landed
         self._back.put(query)
-        self._ledger.landed += 1
 
 
 # A load on a workload: an iterator of requests as they are answered.

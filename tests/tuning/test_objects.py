@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,8 @@ def test_a_command_that_cannot_import_what_it_needs_says_so_in_one_line(
     polythrottle.tune("sim:jetson-nano", "resnet50", method="grid", journal=Path("a.jsonl"), trials=1, presets=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "polythrottle.workloads.torch_model", raising=False)
-    Path("m.pt2").write_bytes(b"")
+    with zipfile.ZipFile("m.pt2", "w") as archive:  # which is looked into before torch is asked for
+        archive.writestr("m/archive_format", "pt2")
     assert run(["measure", "-d", "cpu", "-w", "m.pt2", "--input", "4"]) == DeviceError.exit_code
     assert capsys.readouterr().err.count("\n") == 1
     for name in [each for each in sys.modules if each.partition(".")[0] == "matplotlib" or "report" in each]:
