@@ -213,7 +213,7 @@ class ConstrainedBayes:
             return space[int(rows[0])]
         used = self._used(study)  # first, while what the last trial was begun with is remembered
         few = len(study.completed) < ENOUGH
-        distinct = distinct_rows(study, rows)
+        distinct = _distinct(study, rows)
         if len(distinct):
             rows = distinct
         best = best_rows(self._worth(study), rows, self._options, used, few=few)
@@ -222,7 +222,7 @@ class ConstrainedBayes:
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
         best = study.best
-        rows = distinct_rows(study, untried_rows(study))
+        rows = _distinct(study, untried_rows(study))
         objective = study.problem.objective
         if best is None or best.measurement is None or objective is Objective.PARETO:
             return math.inf
@@ -251,14 +251,14 @@ class ConstrainedBayes:
 
     def dares(self, study: Study) -> Daring:
         """Return what of what is left is beyond every cap on risk."""
-        rows = distinct_rows(study, untried_rows(study))
+        rows = _distinct(study, untried_rows(study))
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
             return Daring.NOTHING
         return beyond_caps(worth, rows)
 
     def held_back(self, study: Study) -> str:
         """Return in words that the risk asked for leaves nothing worth a trial though something is; empty if not so."""
-        rows = distinct_rows(study, untried_rows(study))
+        rows = _distinct(study, untried_rows(study))
         if not len(rows) or self._options.risk is None or not (worth := self._worth(study)).improving:
             return ""
         used = self._used(study)
@@ -305,6 +305,13 @@ class ConstrainedBayes:
         if self._newest is None or not _same(self._newest[0], study):
             self._newest = study, _appraise(study, self._options)
         return self._newest[1]
+
+
+def _distinct(study: Study, rows: Rows) -> Rows:
+    """Return the rows a trial may go to: on record each is a figure of its own, as much as it resembles another."""
+    if not by_chance(study.completed):
+        return rows
+    return distinct_rows(study, rows)
 
 
 def _same(one: Study, other: Study) -> bool:

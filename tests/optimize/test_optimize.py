@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from polythrottle.backends.replay import Table
 from polythrottle.domain.errors import Exhausted, InvalidInput, UnknownName
-from polythrottle.domain.measurement import EnergyKind, Latency, Measurement
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.ports import Optimizer
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
@@ -620,7 +620,8 @@ def test_a_search_makes_trials_of_what_is_one_point_last() -> None:
         point = optimizer.suggest(asked)
         clock_hz, limit_w = point["gpu_max_hz"], point["power_limit_w"]
         power_w = min(120.0 if clock_hz == 2_000_000_000 else 60.0, float(limit_w))
-        trial = Trial(number, point, replace(measured(), power_w=power_w, energy_kind=EnergyKind.MEASURED))
+        seen = measured(intervals={"energy": Interval(0.9, 1.1)})
+        trial = Trial(number, point, replace(seen, power_w=power_w, energy_kind=EnergyKind.MEASURED))
         asked = replace(asked, trials=(*asked.trials, trial))
     first = [tuple(trial.point.values()) for trial in asked.trials[:3]]
     assert len({clock_hz for clock_hz, _ in first}) == 2
