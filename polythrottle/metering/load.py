@@ -578,9 +578,11 @@ def drive(
         return Load(counted(workload.served(arrivals, seed, timeout_s), ledger), ledger)
     times = arrivals.times(seed)
     real = not isinstance(clock, VirtualClock)
-    at_once = workload.concurrency if real and times is None and isinstance(workload, Concurrent) else 0
+    at_once = 0
     if real and isinstance(workload, Concurrent) and (times is not None or workload.concurrency > 1):
         queries = in_flight(workload, times, clock, ledger, batch, timeout_s, gate)
+        if times is None:
+            at_once = workload.concurrency
     elif times is None:
         queries = back_to_back(workload, clock, ledger, gate)
     else:

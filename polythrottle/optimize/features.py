@@ -151,7 +151,8 @@ def remaining_rows(study: Study) -> Rows:
 
 _UNBOUND = 1.2
 """A power limit so many times the mean draw, or more, does not bind but for moments."""
-_IN_WATTS = frozenset({EnergyKind.MEASURED, EnergyKind.SIMULATED})
+IN_WATTS = frozenset({EnergyKind.MEASURED, EnergyKind.SIMULATED})
+"""Of which kinds the watts may be held against a power limit in watts."""
 
 
 def distinct_rows(study: Study, rows: Rows) -> Rows:
@@ -167,16 +168,16 @@ def distinct_rows(study: Study, rows: Rows) -> Rows:
     space = study.problem.space
     kept: Rows = rows
     for column in (place for place, knob in enumerate(space.knobs) if knob.ordered and knob.name.endswith("_limit_w")):
-        others = np.delete(space.rows, column, axis=1)
-        limits_w = np.array(space.knobs[column].levels, dtype=float)[space.rows[:, column]]
+        levels_w = np.array(space.knobs[column].levels, dtype=float)
         for trial in study.completed:
             measured = trial.measurement
-            if measured is None or measured.power_w is None or trial.point not in space:
+            if measured is None or measured.power_w is None or measured.energy_kind not in IN_WATTS:
                 continue
-            unbound = limits_w >= _UNBOUND * measured.power_w
-            row = space.index(trial.point)
-            if unbound[row] and measured.energy_kind in _IN_WATTS:
-                kept = kept[~(unbound[kept] & (others[kept] == others[row]).all(axis=1))]
+            unbound = levels_w >= _UNBOUND * measured.power_w
+            if trial.point in space and unbound[(here := space.rows[space.index(trial.point)])[column]]:
+                same = space.rows[kept] == here
+                same[:, column] = unbound[space.rows[kept, column]]
+                kept = kept[~same.all(axis=1)]
     return kept
 
 

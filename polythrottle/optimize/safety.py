@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polythrottle.domain.measurement import EnergyKind, Measurement
+from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import Knob, SearchSpace
 from polythrottle.domain.study import Study
-from polythrottle.optimize.features import Array, Rows, log_levels
+from polythrottle.optimize.features import IN_WATTS, Array, Rows, log_levels
 from polythrottle.optimize.quantities import TIME
 
 # How much slower a point can be than one that was measured, whatever the workload.
@@ -47,7 +47,6 @@ Levels = NDArray[np.int32]
 """Points by the numbers of their levels, shape (points, knobs)."""
 _LATENCIES = frozenset({TIME, "mean"})
 _PERCENTILES = frozenset({"p50", "p90", "p95", "p99"})
-_IN_WATTS = frozenset({EnergyKind.MEASURED, EnergyKind.SIMULATED})
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +194,7 @@ class _Growth:
         """Return the same of a power limit in watts."""
         levels = np.array(knob.levels, dtype=float)
         drawn = levels[here]
-        if not self.queued and measurement.power_w is not None and measurement.energy_kind in _IN_WATTS:
+        if not self.queued and measurement.power_w is not None and measurement.energy_kind in IN_WATTS:
             drawn = min(drawn, measurement.power_w)
         idle = IDLE_SHARE * levels[0]
         most = np.log(np.maximum(drawn - idle, 1e-9) / (levels - idle))

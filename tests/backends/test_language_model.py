@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polythrottle import read_journal, tune
@@ -221,6 +222,15 @@ def test_times_are_told_for_each_class_of_prompts(tmp_path: Path) -> None:
     assert measurement_from(measurement_line(seen)) == seen
     columns = measurement_frame([seen]).columns
     assert {"ttft_p99 for prompts<=2048_s", "latency_p99 for prompts>2048_high_s"} <= set(columns)
+
+
+def test_a_closed_loop_tells_nothing_of_the_crowd_it_began_with() -> None:
+    """The last of 256 that come first wait 12 s for a token; the first that are told of wait as later ones do."""
+    served = _served(_device())
+    served.apply(OperatingPoint({"concurrency": 256}))
+    waits_s = [query.first_s or 0.0 for query in itertools.islice(served.served(CLOSED, 0, 60.0), 3000)]
+    first, later = (np.percentile(part, 99) for part in (waits_s[:1000], waits_s[1000:]))
+    assert first < 2.0 * later
 
 
 def test_goodput_is_the_share_of_requests_that_held_every_limit_of_theirs() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from builders import FakeDevice, FakeWorkload, Listed
 
+from polythrottle.domain.error_budget import NOTHING_SPENT
 from polythrottle.domain.errors import KnobAbsent, TrialError
 from polythrottle.domain.measurement import Query, Reading
 from polythrottle.domain.ports import Optimizer
@@ -15,7 +16,7 @@ from polythrottle.optimize import ConstrainedBayes, Options, make_optimizer
 from polythrottle.storage.journal import Journal, ending, is_finished, read
 from polythrottle.tuning.remarks import meanwhile
 from polythrottle.tuning.stopping import Budget, Rule
-from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, compare, tune
+from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, compare, tune, watch_of
 
 NEVER, LISTED = Rule(early=False), Listed()
 
@@ -318,3 +319,26 @@ def test_a_knob_that_is_not_there_costs_one_trial(tmp_path: Path, method: str) -
         assert read(path).absent == {"gpu_max_hz"}
     if method != "preset":
         assert "that need no gpu_max_hz" in str(ending(path)) or method == "bayes"
+
+
+def test_a_crowd_at_the_beginning_speaks_against_no_point() -> None:
+    """Of 64 requests in flight all may be late at first: only what comes after so many answers tells of the point."""
+
+    class Crowd(FakeWorkload):
+        concurrency = 64
+
+        async def send(self) -> Query:
+            """Not called."""
+            raise AssertionError
+
+        async def hang_up(self) -> None:
+            """Not called either."""
+
+    served = Crowd(FakeDevice())
+    asked = Problem(served.space, (Constraint.parse("p99<=1ms"),), "sim:test", served.uri)
+    alone, crowded = (
+        watch_of(asked, each, served.space.default, 1000.0, NOTHING_SPENT).order()
+        for each in (FakeWorkload(FakeDevice()), served)
+    )
+    assert (alone["under_way"], crowded["under_way"]) == (1, 64)
+    assert crowded["least"] - alone["least"] == 64 - asked.window.warmup
