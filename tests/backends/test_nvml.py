@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -1490,21 +1491,22 @@ def test_the_power_around_a_superchips_gpu_is_told_with_its_boundary(
 
 def hardware_check(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run what `make hw-test` runs, with these variables besides."""
-    words = [sys.executable, "-m", "pytest", "-m", "hardware", "-p", "no:cacheprovider", "-rfE", "tests/hardware"]
+    words = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-m", "hardware", "-p", "no:cacheprovider", "-rfE"]
+    environment = {**os.environ, "POLYTHROTTLE_NO_SKIPS": "", **environment}
     # A check that hangs says where, and what it started and left cannot keep this test waiting at a pipe.
-    words += ["-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true"]
     with tempfile.TemporaryFile("w+") as printed:
-        done = subprocess.run(
-            words,
-            cwd=PACKAGE.parent,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            env={**os.environ, "POLYTHROTTLE_NO_SKIPS": "", **environment},
+        process = subprocess.Popen(
+            [*words, "tests/hardware"], cwd=PACKAGE.parent, stdout=printed, stderr=subprocess.STDOUT, env=environment
         )
+        try:
+            process.wait(timeout=300)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            process.wait(timeout=60)
+        finally:
+            process.kill()
         printed.seek(0)
-        return subprocess.CompletedProcess(words, done.returncode, printed.read(), "")
+        return subprocess.CompletedProcess(words, process.returncode, printed.read(), "")
 
 
 @pytest.mark.slow
