@@ -218,7 +218,7 @@ class TuneOptions:
         setup.check_placed(board, served)
         self.plan.check(self.method)
         _check_joules(board, self.plan.budget)
-        problem = problem_of(board, served, self.slo, self.window or setup.window(board))
+        problem = problem_of(board, served, self.slo, self.window or setup.window(board, served))
         if self.window is None:
             problem = _with_idle(problem, board, setup)
         content = setup.content(board, served)

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from polythrottle.domain.measurement import Interval, Query, Reading, Window
 from polythrottle.domain.metrics import FLOORS, PromptClass, split_metric
+from polythrottle.domain.ports import Workload
 from polythrottle.domain.problem import Constraint
+from polythrottle.domain.space import CONCURRENCY, IN_FLIGHT
 from polythrottle.metering.energy import EnergyEstimate
 from polythrottle.metering.intervals import SHARES
 from polythrottle.metering.window import Checks, Watched
@@ -117,12 +119,26 @@ def _at_least(values: NDArray[np.float64]) -> float:
 SEARCH_PRECISION = 0.02
 """Of a search's windows: as good an answer as fixed ones give, for a fifth of the requests (benchmarks/windows.md)."""
 LEAST_QUERIES = 30
+_MOST_QUERIES = 1000
+MOST_AT_ONCE = 4000
+"""Queries of a window at most where requests in flight are searched.
+
+Those that are in flight together wait for each other, so that many of them are late together: a thousand tell the p99
+to the first token of 128 in flight to a quarter only (``benchmarks/llm_tune.md``).
+"""
 _LOOKED_OFTEN = 1.3
 """By what a 95 % interval is widened where a verdict is looked for again and again: to 99 %."""
 _LEAST_BATCHES = 10
 """How many a window must have before it may end because its energy seems precise: of six, too many do so by luck."""
 _MARGIN = 0.01
 """Windows at one point differ by more than their intervals say: by this fraction of the energy, assumed."""
+
+
+def most_queries(served: Workload | None) -> int:
+    """Return after how many queries a window ends at the latest, if nobody asks for more."""
+    if served is not None and {CONCURRENCY, IN_FLIGHT}.intersection(served.space.names):
+        return MOST_AT_ONCE
+    return _MOST_QUERIES
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.ports import Concurrent, Device, Meter, Placed, Placement, Target, Workload
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.units import show_name
-from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
+from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION, most_queries
 from polythrottle.storage.identity import content_digest, identity_of, without_options
 from polythrottle.storage.untrusted import MALFORMED, said
 from polythrottle.tuning.objects import GivenObjects, Served, name_of
@@ -234,8 +234,10 @@ class Setup:
             return CLOSED
         return Arrivals.parse(self.arrivals)
 
-    def window(self, device: Device) -> Window:
-        """Return how long each trial looks on a device: longer where time is virtual and costs nothing.
+    def window(self, device: Device, served: Workload | None = None) -> Window:
+        """Return how long each trial looks on a device, or of a search for what is served there how long it may.
+
+        It is longer where time is virtual and costs nothing.
 
         Raises:
             InvalidInput: If the number of queries or the time is not positive.
@@ -256,7 +258,7 @@ class Setup:
             duration_s = 2.0
         patience_s = max(3600.0 if virtual else 60.0, 2 * duration_s)
         around: dict[str, Any] = {"precision": self.precision, "settle_s": self.settle_s, "cool_c": self.cool_c}
-        return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s, **around)
+        return Window(queries, duration_s, max(most_queries(served), queries), timeout_s=patience_s, **around)
 
     def content(self, device: Device, served: Workload | None = None) -> dict[str, str]:
         """Return digests of the files that device and workload are made of, and the input shapes, by name.

@@ -78,3 +78,10 @@ def test_where_queues_make_the_tail_each_window_speaks_for_itself() -> None:
     """Queries that come at times of their own wait for each other more at one point than at another."""
     loaded = [replace(window(seed, 1000), offered_per_s=50.0) for seed in range(3)]
     assert p99_s(loaded) == pytest.approx([one.latency.p99_s for one in loaded])
+
+
+def test_first_tokens_wait_for_what_is_in_flight_beside_them() -> None:
+    """What their tail is at one point tells nothing of it at another, where more prompts come before them."""
+    known = {"ttft_p99": Interval(0.3, 0.5)}
+    seen = replace(window(1, 1000), extras={"ttft_p50": 0.1, "ttft_p99": 0.4}, intervals=known)
+    assert pooled([seen, replace(seen, extras={"ttft_p50": 0.1, "ttft_p99": 0.8})], "ttft_p99") is None

@@ -1,9 +1,11 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.metering.early_stopping import MOST_AT_ONCE
 from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.stopping import Budget, Rule
@@ -81,3 +83,13 @@ def test_a_method_must_be_able_to_do_what_is_intended() -> None:
             plan.check("grid")
     with pytest.raises(UnknownName, match="bayes"):
         WHOLE.check("bays")
+
+
+@pytest.mark.parametrize(("workload", "most"), [("resnet50", 1000), ("llama-3.1-8b", MOST_AT_ONCE)])
+def test_a_search_looks_longer_where_requests_wait_for_each_other(workload: str, most: int) -> None:
+    """A thousand requests tell little of the slowest of those that are in flight together."""
+    setup = Setup("sim:h100-sxm", workload).searching
+    board, served = setup.open()
+    assert setup.window(board, served).most_queries == most
+    more = replace(setup, queries=9000)
+    assert more.window(board, served).most_queries == 9000
