@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from polythrottle import measure, tune
+from polythrottle import Setup, measure, tune
 from polythrottle.api.outcome import Tuning
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.problem import Constraint
@@ -69,21 +69,23 @@ def answer(study: Study) -> dict[str, int]:
     return {name: int(level) for name, level in chosen.point.items()}
 
 
-def searched(seed: int) -> Tuning:
-    """Return a search by default settings that knows of no other."""
+def searched(seed: int, queries: int | None = None) -> Tuning:
+    """Return a search that knows of no other, by default settings but for the queries of its windows, if given."""
+    setup = Setup(DEVICE, WORKLOAD, queries=queries)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["POLYTHROTTLE_STATE_DIR"] = folder
-        return tune(DEVICE, WORKLOAD, slo=SLO, seed=seed)
+        return tune(DEVICE, WORKLOAD, slo=SLO, seed=seed, setup=setup)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--queries", type=int, help="of each window; as they come if left out")
+    asked = parser.parse_args()
     found = []
-    for seed in range(1, seeds + 1):
-        tuning = searched(seed)
+    for seed in range(1, asked.seeds + 1):
+        tuning = searched(seed, asked.queries)
         trials = tuning.study.trials
         strayed = sum(not holds(trial.measurement) for trial in trials)
         found.append((seed, len(trials), strayed, answer(tuning.study)))

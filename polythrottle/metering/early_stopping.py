@@ -119,7 +119,6 @@ def _at_least(values: NDArray[np.float64]) -> float:
 SEARCH_PRECISION = 0.02
 """Of a search's windows: as good an answer as fixed ones give, for a fifth of the requests (benchmarks/windows.md)."""
 LEAST_QUERIES = 30
-_MOST_QUERIES = 1000
 MOST_AT_ONCE = 4000
 """Queries of a window at most where requests in flight are searched.
 
@@ -138,7 +137,7 @@ def most_queries(served: Workload | None) -> int:
     """Return after how many queries a window ends at the latest, if nobody asks for more."""
     if served is not None and {CONCURRENCY, IN_FLIGHT}.intersection(served.space.names):
         return MOST_AT_ONCE
-    return _MOST_QUERIES
+    return Window.most_queries
 
 
 @dataclass(frozen=True)
