@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,86 +16,117 @@ from polythrottle.domain.study import Study
 # A queue before one server that answers in batches: how long requests wait, and what the server draws meanwhile.
 
 
-class Batch(NamedTuple):
-    """A batch: which requests, and when it was sent."""
-
-    first: int
-    after: int
-    start_s: float
+_REQUESTS = 4000
+"""Of a queue, unless fewer tell."""
 
 
-def gathered_s(times_s: Sequence[float], first: int, batch: int, gather_s: float) -> float:
-    """Return when the batch that begins with a request is ready to be sent: full, or waited for long enough.
+class Batches(NamedTuple):
+    """The batches in which requests were answered, in order.
 
     Args:
-        times_s: When requests arrive, ascending.
-        first: Index of the oldest that waits.
-        batch: Requests in a full batch.
-        gather_s: How long the oldest may be kept waiting for others.
+        sizes: How many requests each answers.
+        starts_s: When each was sent.
     """
-    if first + batch <= len(times_s):
-        full_s = times_s[first + batch - 1]
-    else:
-        full_s = math.inf
-    return min(full_s, times_s[first] + gather_s)
+
+    sizes: Sequence[int]
+    starts_s: Sequence[float]
 
 
-def batches(times_s: Sequence[float], service: PointPerformance, gather_s: float) -> Iterator[Batch]:
-    """Yield the batches in which one server answers requests, first come, first served.
+def batches(times_s: Sequence[float], service: PointPerformance, gather_s: float) -> Batches:
+    """Return the batches in which one server answers requests, first come, first served.
+
+    A batch is sent when the server is free and the batch is full, or its oldest request has waited for long enough.
+    Whoever has arrived by then goes along, up to its size.
 
     Args:
         times_s: When requests arrive, ascending.
         service: How it answers.
         gather_s: How long the oldest request may be kept waiting for others.
     """
+    sizes: list[int] = []
+    starts_s: list[float] = []
     first = 0
     free_s = -math.inf
+    # A search goes through this a million times at its end, so nothing is called or made here that need not be.
     while first < len(times_s):
-        start_s = max(free_s, gathered_s(times_s, first, service.batch, gather_s))
-        # Whoever arrives before the batch is sent goes along, up to its size.
-        most = min(len(times_s), first + service.batch)
-        after = max(first + 1, bisect_right(times_s, start_s, first, most))
-        yield Batch(first, after, start_s)
+        start_s = times_s[first] + gather_s
+        most = first + service.batch
+        if most <= len(times_s):
+            if times_s[most - 1] < start_s:  # noqa: PLR1730  # a call costs more than the rest
+                start_s = times_s[most - 1]
+        else:
+            most = len(times_s)
+        if start_s < free_s:  # noqa: PLR1730
+            start_s = free_s
+        after = most if times_s[most - 1] <= start_s else max(first + 1, bisect_right(times_s, start_s, first, most))
+        sizes.append(after - first)
+        starts_s.append(start_s)
         first = after
         free_s = start_s + service.interval_s
+    return Batches(sizes, starts_s)
 
 
-class QueueResult(NamedTuple):
-    """What a queue was like.
+@dataclass(frozen=True, eq=False)
+class Queue:
+    """What a queue is like.
 
     Args:
-        p99_s: The 99th percentile of waiting and service together.
-        power_w: Mean.
-        high_s: The percentile that was asked for.
+        taken_s: Waiting and service of each request together, ascending.
+        power_w: What the device draws, as a mean.
     """
 
-    p99_s: float
+    taken_s: np.ndarray
     power_w: float
-    high_s: float
+
+    def within_s(self, share: float) -> float:
+        """Return the least time that so many of the requests stay within."""
+        return float(self.taken_s[max(0, math.ceil(share * len(self.taken_s)) - 1)])
+
+    @property
+    def p99_s(self) -> float:
+        """What 99 of 100 stay within."""
+        return self.within_s(0.99)
 
 
-def simulate_queue(
-    times_s: Sequence[float], service: PointPerformance, gather_s: float, share: float = 0.99
-) -> QueueResult:
+def simulate_queue(times_s: Sequence[float], service: PointPerformance, gather_s: float) -> Queue:
     """Return how long requests take and what the device draws, by going through arrivals one by one.
 
-    Each batch is taken to last its mean; by how much the tail of one batch exceeds that is added to the percentile, as
-    if the same requests were unlucky twice, which errs to the safe side.
+    Each batch is taken to last its mean; by how much the tail of one batch exceeds that is added to all, as if the same
+    requests were unlucky twice, which errs to the safe side.
 
     Args:
         times_s: When requests arrive, ascending; at least one.
         service: How the server answers.
         gather_s: How long the oldest request may be kept waiting for others.
-        share: Of the requests that stay within ``high_s``.
     """
-    sent = list(batches(times_s, service, gather_s))
-    starts_s = np.repeat([each.start_s for each in sent], [each.after - each.first for each in sent])
-    taken_s = starts_s - np.asarray(times_s) + service.latency_s
-    unlucky_s = max(0.0, service.tail_s - service.latency_s)
-    p99_s, high_s = (np.quantile(taken_s, (0.99, share), method="inverted_cdf") + unlucky_s).tolist()
-    span_s = max(sent[-1].start_s + service.interval_s - times_s[0], service.interval_s * len(sent))
+    sent = batches(times_s, service, gather_s)
+    waited_s = np.repeat(sent.starts_s, sent.sizes) - np.asarray(times_s)
+    span_s = max(sent.starts_s[-1] + service.interval_s - times_s[0], service.interval_s * len(sent.sizes))
     extra_j = max(0.0, service.batch_j - service.idle_w * service.interval_s)
-    return QueueResult(p99_s, service.idle_w + len(sent) * extra_j / span_s, high_s)
+    return Queue(
+        np.sort(waited_s) + max(service.latency_s, service.tail_s), service.idle_w + len(sent.sizes) * extra_j / span_s
+    )
+
+
+class Queues:
+    """The queues before services at one rate of requests, each gone through once however many limits ask for it.
+
+    Args:
+        rate_per_s: The rate.
+        times: When requests arrive at a rate of one per second, ascending.
+    """
+
+    def __init__(self, rate_per_s: float, times: np.ndarray) -> None:
+        self.rate_per_s = rate_per_s
+        self._times_s: list[float] = (times / rate_per_s).tolist()
+        self._known: dict[tuple[PointPerformance, float, int], Queue] = {}
+
+    def of(self, service: PointPerformance, gather_s: float, requests: int = _REQUESTS) -> Queue:
+        """Return the queue before a service; of the first requests alone if few are asked for."""
+        key = (service, gather_s, requests)
+        if key not in self._known:
+            self._known[key] = simulate_queue(self._times_s[:requests], service, gather_s)
+        return self._known[key]
 
 
 # Ladders from what was measured: the cheapest point that holds the p99 at each rate of requests.
@@ -106,7 +137,6 @@ _STEP = 1.25
 """From one rate to the next."""
 _LOWEST = 1 / 64
 """The lowest rung's rate over the highest that any point can answer."""
-_REQUESTS = 4000
 _MARGIN = 0.9
 """The share of the SLO that a prediction may take: real arrivals are burstier than Poisson's, predictions miss."""
 _ALIKE = 0.005
@@ -138,13 +168,16 @@ def ladder_of(services: Iterable[PointPerformance], slo_s: float, seed: int = 0)
     gaps = np.random.default_rng([seed, 0x1ADD]).standard_exponential(_REQUESTS)
     times = np.cumsum(gaps)
     top = max((service.most_per_s for service in able), default=0.0)
-    rates = (top * _LOWEST * _STEP**step for step in range(100))
-    per_rate = (_rung(able, rate, times, slo_s) for rate in rates if rate < top)
-    rungs = tuple(rung for rung in per_rate if rung is not None)
+    rungs = []
+    for rate_per_s in (top * _LOWEST * _STEP**step for step in range(100)):
+        if rate_per_s >= top:
+            break
+        queues = Queues(rate_per_s, times)
+        if (rung := _rung(able, queues, slo_s)) is not None:
+            rungs.append(_priced(rung, _rung(more, queues, lax_s), lax_s - slo_s))
     if not rungs:
         raise SloUnmet(f"no point holds p99<={slo_s * 1e3:g}ms at any rate of requests")
-    lax = [_rung(more, rung.rate_per_s, times, lax_s) for rung in rungs]
-    return Ladder(slo_s, tuple(_priced(*pair, lax_s - slo_s) for pair in zip(rungs, lax, strict=True)))
+    return Ladder(slo_s, tuple(rungs))
 
 
 def _priced(rung: Rung, lax: Rung | None, longer_s: float) -> Rung:
@@ -216,20 +249,18 @@ def _beats(one: PointPerformance, other: PointPerformance) -> bool:
     return all(mine <= theirs * (1 + _ALIKE) for mine, theirs in zip(_figures(one), _figures(other), strict=True))
 
 
-def _rung(services: Sequence[PointPerformance], rate_per_s: float, times: np.ndarray, slo_s: float) -> Rung | None:
+def _rung(services: Sequence[PointPerformance], queues: Queues, slo_s: float) -> Rung | None:
     """Return the cheapest rung at a rate: one that holds in nearly all minutes, or failing that on the whole."""
-    times_s = (times / rate_per_s).tolist()
     # Nearly every minute is to hold; with few requests in a minute that may be more than any point can do.
-    shares = (1 - late_share(_MINUTE_S * rate_per_s), 0.99)
-    per_share = (_cheapest(services, rate_per_s, times_s, slo_s, share) for share in shares)
+    shares = (1 - late_share(_MINUTE_S * queues.rate_per_s), 0.99)
+    per_share = (_cheapest(services, queues, slo_s, share) for share in shares)
     return next((rung for rung in per_share if rung is not None), None)
 
 
-def _cheapest(
-    services: Sequence[PointPerformance], rate_per_s: float, times_s: Sequence[float], slo_s: float, share: float
-) -> Rung | None:
+def _cheapest(services: Sequence[PointPerformance], queues: Queues, slo_s: float, share: float) -> Rung | None:
     """Return the cheapest rung that so many requests stay within; those that cannot be cheaper are not looked at."""
     best: Rung | None = None
+    rate_per_s = queues.rate_per_s
     # By what each draws at least, so that the search ends at the first that cannot beat the best.
     for service in sorted(services, key=lambda each: each.least_w(rate_per_s)):
         if best is not None and service.least_w(rate_per_s) >= best.power_w:
@@ -238,10 +269,10 @@ def _cheapest(
             continue
         for gather_s in gatherings(service, slo_s):
             # A queue that is hopeless shows early, and the whole of it costs eight times as much to simulate.
-            if simulate_queue(times_s[:_FIRST], service, gather_s).p99_s > _HOPELESS * slo_s:
+            if queues.of(service, gather_s, _FIRST).p99_s > _HOPELESS * slo_s:
                 continue
-            queue = simulate_queue(times_s, service, gather_s, share)
-            if queue.high_s <= _MARGIN * slo_s and (best is None or queue.power_w < best.power_w):
+            queue = queues.of(service, gather_s)
+            if queue.within_s(share) <= _MARGIN * slo_s and (best is None or queue.power_w < best.power_w):
                 best = Rung(rate_per_s, service, gather_s, queue.power_w, queue.p99_s)
     return best
 

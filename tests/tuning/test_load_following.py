@@ -82,8 +82,8 @@ def test_the_queue_is_the_one_that_loads_are_driven_through(batch: int) -> None:
     """Latencies are those of `drive` on a virtual clock, query by query, where every batch is filled."""
     service, arrivals, count = _service(0.1, batch), Poisson(8.0), 2000
     times_s = list(itertools.islice(arrivals.times(3), count))
-    sent = list(batches(times_s, service, math.inf))
-    ours = [each.start_s + service.latency_s - time_s for each in sent for time_s in times_s[each.first : each.after]]
+    sent = batches(times_s, service, math.inf)
+    ours = np.repeat(sent.starts_s, sent.sizes) + service.latency_s - np.array(times_s)
     server = _Server(service)
     with drive(server, arrivals, server.clock, 3, batch=batch) as load:
         theirs = [query.latency_s for query in itertools.islice(load, count)]
@@ -96,7 +96,7 @@ def test_waiting_is_that_of_the_formula() -> None:
     service = _service(0.1)
     gaps = np.random.default_rng(0).standard_exponential(200_000) / 5.0
     times_s = np.cumsum(gaps).tolist()
-    waits = [each.start_s - times_s[each.first] for each in batches(times_s, service, 0.0)]
+    waits = np.array(batches(times_s, service, 0.0).starts_s) - times_s
     assert np.mean(waits) == pytest.approx(0.05, rel=0.03)
     assert simulate_queue(times_s, service, 0.0).power_w == pytest.approx(10 + 0.5 * 10, rel=0.01)
 
@@ -109,14 +109,13 @@ def test_waiting_is_that_of_the_formula() -> None:
 def test_every_request_is_answered_once_and_none_early(gaps: list[float], batch: int, gather_s: float) -> None:
     """Batches cover the requests in order, start when their last is there, and never overlap or wait too long."""
     times_s, service = np.cumsum(gaps).tolist(), _service(0.1, batch)
-    free_s, after = -math.inf, 0
-    for each in batches(times_s, service, gather_s):
-        assert each.first == after
-        assert 1 <= each.after - each.first <= batch
-        assert each.start_s >= max(free_s, times_s[each.after - 1])
-        assert each.start_s <= max(free_s, times_s[each.first] + gather_s) + 1e-9
-        free_s, after = each.start_s + service.interval_s, each.after
-    assert after == len(times_s)
+    free_s, first = -math.inf, 0
+    for size, start_s in zip(*batches(times_s, service, gather_s), strict=True):
+        assert 1 <= size <= batch
+        assert start_s >= max(free_s, times_s[first + size - 1])
+        assert start_s <= max(free_s, times_s[first] + gather_s) + 1e-9
+        free_s, first = start_s + service.interval_s, first + size
+    assert first == len(times_s)
 
 
 def test_a_service_needs_idle_power_and_p99() -> None:
@@ -438,8 +437,8 @@ def test_nearly_every_minute_is_planned_for() -> None:
     low = ladder_of(services, 0.7).rungs[0]
     assert low.rate_per_s < 1
     times_s = (np.cumsum(np.random.default_rng(5).standard_exponential(60_000)) / low.rate_per_s).tolist()
-    late = simulate_queue(times_s, low.service, low.gather_s, 1 - late_share(60 * low.rate_per_s))
-    assert late.high_s <= 0.7
+    queue = simulate_queue(times_s, low.service, low.gather_s)
+    assert queue.within_s(1 - late_share(60 * low.rate_per_s)) <= 0.7
 
 
 def test_nothing_known_is_the_top() -> None:
