@@ -242,6 +242,11 @@ class Study:
         return any(_contradicts(trial, default) for trial in self.completed if trial.point != default.point)
 
     @property
+    def by_chance(self) -> bool:
+        """Whether windows differ by chance: they tell their intervals; what is on record has none."""
+        return any(trial.measurement is not None and trial.measurement.intervals for trial in self.completed)
+
+    @property
     def visited(self) -> frozenset[OperatingPoint]:
         """Every point a trial went to, whatever came of it."""
         return frozenset(trial.point for trial in self.trials)

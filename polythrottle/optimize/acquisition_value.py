@@ -27,7 +27,7 @@ from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize.features import Array, Rows
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, running_rows, study_posterior
-from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, by_chance, doubts, names, table
+from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, doubts, names, table
 from polythrottle.optimize.safety import ceiling, log_below
 from polythrottle.optimize.surrogate import QuantityPosterior, one_thread
 
@@ -276,6 +276,11 @@ class AcquisitionValue:
     accepted: Array
 
     @property
+    def sure(self) -> NDArray[np.bool_]:
+        """Whether each point may be the answer where windows differ by chance, shape (points,)."""
+        return self.feasible >= math.log(SURE)
+
+    @property
     def total(self) -> Array:
         """Gain, if it is accepted and does not fail."""
         return self.gain + self.accepted + self.sound
@@ -317,7 +322,7 @@ def acquisition_value(study: Study, constraints: Sequence[Constraint], options: 
         assured = feasible
     else:
         assured = log_assured(study, belief, quantities, bounds)
-    if by_chance(study.completed):
+    if study.by_chance:
         accepted = torch.minimum(feasible, log_accepted(belief, quantities, bounds))
     else:
         accepted = feasible
@@ -362,7 +367,7 @@ def _trusted(study: Study, held: list[Trial], log_hold: Tensor) -> list[Measurem
     A window that held its limits by luck is nothing to improve on.
     """
     here = [trial for trial in held if trial.point in study.problem.space]
-    if by_chance(study.completed):
+    if study.by_chance:
         chances = log_hold[torch.from_numpy(rows_of(study, here))].tolist()
         held = [trial for trial, chance in zip(here, chances, strict=True) if chance >= math.log(SURE)] or held
     return [trial.measurement for trial in held if trial.measurement is not None]
@@ -477,6 +482,8 @@ def best_visited(study: Study, options: Options) -> Trial | None:
     belief = study_posterior(study, quantities, options)
     if belief is None or not held:
         return study.best
+    # Of several windows at one point the longest speaks for it.
+    held.sort(key=lambda trial: -(trial.measurement.latency.queries or 0) if trial.measurement else 0)
     rows = rows_of(study, held)
     log_hold = log_feasible(belief, quantities, bounds).numpy()[rows]
     cost = log_objective(study, belief, quantities, log_energy(belief, options))[0].numpy()[rows]
@@ -512,7 +519,7 @@ def most_left(study: Study, answer: Trial, options: Options) -> float:
         holds = holds * torch.special.ndtr((one.limit - belief.mean[:, k]) / std)
     (place,) = rows_of(study, [answer]).tolist()
     best = mean[place]
-    if not by_chance(study.completed):
+    if not study.by_chance:
         tried = [trial for trial in study.completed if trial.point in study.problem.space]
         holds[torch.from_numpy(rows_of(study, tried))] = 0.0
     std = variance.sqrt().clamp_min(_LEAST)

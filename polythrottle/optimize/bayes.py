@@ -5,6 +5,7 @@ Capped by risk.
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,10 +16,9 @@ import numpy as np
 from polythrottle.domain.errors import Exhausted, InvalidInput
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
+from polythrottle.domain.study import ENOUGH, Daring, Study, Trial, TrialState
 from polythrottle.optimize.features import Array, Rows, distinct_rows, generator, remaining_rows, untried_rows
 from polythrottle.optimize.options import Ingredient, Options
-from polythrottle.optimize.quantities import by_chance
 
 if TYPE_CHECKING:
     from polythrottle.optimize.acquisition_value import AcquisitionValue
@@ -34,6 +34,8 @@ WORTHWHILE = 0.005
 """A cap leaves something if a trial within it is expected to save this share of the energy."""
 WORTH_DARING = 0.003
 """Nor is a trial beyond every cap made for less than this share while a search is too young to end: one within is."""
+LOOKS = 3
+"""Windows at one point at most, where one does not tell whether it holds."""
 _CERTAIN = 0.999
 _LEAST_RISK = 1e-9
 _TIE = 0.03
@@ -213,16 +215,15 @@ class ConstrainedBayes:
             return space[int(rows[0])]
         used = self._used(study)  # first, while what the last trial was begun with is remembered
         few = len(study.completed) < ENOUGH
-        distinct = _distinct(study, rows)
-        if len(distinct):
-            rows = distinct
+        if len(worthy := self._rows(study)):
+            rows = worthy
         best = best_rows(self._worth(study), rows, self._options, used, few=few)
         return space[int(generator(study).choice(best))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
         best = study.best
-        rows = _distinct(study, untried_rows(study))
+        rows = self._rows(study)
         objective = study.problem.objective
         if best is None or best.measurement is None or objective is Objective.PARETO:
             return math.inf
@@ -251,7 +252,7 @@ class ConstrainedBayes:
 
     def dares(self, study: Study) -> Daring:
         """Return what of what is left is beyond every cap on risk."""
-        rows = _distinct(study, untried_rows(study))
+        rows = self._rows(study)
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
             return Daring.NOTHING
         return beyond_caps(worth, rows)
@@ -277,12 +278,25 @@ class ConstrainedBayes:
             InvalidInput: If a relative limit has nothing to multiply.
         """
         held = {trial.point for trial in study.completed if study.feasible(trial)}
-        if len(held) < 2 or not by_chance(study.completed):
+        if len(held) < 2 or not study.by_chance:
             return study.best
         with _quiet():
             from polythrottle.optimize.acquisition_value import best_visited  # loads torch
 
             return best_visited(study, self._options)
+
+    def _rows(self, study: Study) -> Rows:
+        """Return the rows a trial may go to: those that were not tried, and those to be looked at once more."""
+        untried = _distinct(study, untried_rows(study))
+        if self._options.risk is not None or not study.by_chance or not (worth := self._worth(study)).improving:
+            return untried
+        # Where windows differ by chance, one may leave open whether its point holds, and only another can tell.
+        space = study.problem.space
+        inside = [trial for trial in study.trials if trial.point in space]
+        busy = {trial.point for trial in inside if trial.state is TrialState.RUNNING}
+        told = [one.point for one in inside if one.measurement is not None and not one.measurement.censored]
+        again = [space.index(point) for point, looks in Counter(told).items() if looks < LOOKS and point not in busy]
+        return np.union1d(untried, np.array([row for row in again if not worth.sure[row]], dtype=np.intp))
 
     def _used(self, study: Study) -> float:
         """Return how much of the user's own risk the trials of a study have used; 0 without one."""
@@ -309,7 +323,7 @@ class ConstrainedBayes:
 
 def _distinct(study: Study, rows: Rows) -> Rows:
     """Return the rows a trial may go to: on record each is a figure of its own, as much as it resembles another."""
-    if not by_chance(study.completed):
+    if not study.by_chance:
         return rows
     return distinct_rows(study, rows)
 

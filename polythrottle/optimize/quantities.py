@@ -13,7 +13,6 @@ import numpy as np
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.metrics import FLOORS, OF_CLASS
 from polythrottle.domain.problem import Constraint
-from polythrottle.domain.study import Trial
 from polythrottle.optimize.features import Array
 
 # How slow the slowest queries of a point are, from all windows of a study.
@@ -213,11 +212,6 @@ def doubts(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Ar
     fitted to the values finds it.
     """
     return np.column_stack([_doubt(measurements, name) for name in quantities])
-
-
-def by_chance(trials: Sequence[Trial]) -> bool:
-    """Return whether windows differ by chance: they tell their intervals; what is on record has none."""
-    return any(trial.measurement is not None and bool(trial.measurement.intervals) for trial in trials)
 
 
 def usual(doubt: Array) -> Array:

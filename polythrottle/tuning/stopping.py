@@ -11,6 +11,8 @@ from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
 from polythrottle.domain.units import show, show_span
 
 WORTHLESS = 0.0003
+WORTHLESS_BY_CHANCE = 0.001
+"""Where windows tell the energy to 2 %, less is not to be found (``benchmarks/search.md``)."""
 IDLE = 10
 WORTHLESS_IDLE = 0.003
 CORNERED = 4
@@ -60,7 +62,8 @@ class Rule:
     """When one more trial is not worth it.
 
     With a horizon: when all it is expected to save, over all items served until then, is less than it costs. Without:
-    when it is expected to save less than `WORTHLESS` of the objective, twice in a row, and `ENOUGH` were completed;
+    when it is expected to save less than `WORTHLESS` of the objective (`WORTHLESS_BY_CHANCE` where windows differ by
+    chance), twice in a row, and `ENOUGH` were completed;
     `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise, and
     at once where that trial would be likely to break a limit: to make sure is not worth a risk; and after `CORNERED`
     completed trials where any other would be too. Neither holds while no feasible point is known.
@@ -113,7 +116,7 @@ class Rule:
         if len(study.completed) < CORNERED or (few and dares(study) is not Daring.ALL):
             return None
         share = _share(study, saving_left)
-        worthless = WORTHLESS
+        worthless = WORTHLESS_BY_CHANCE if study.by_chance else WORTHLESS
         if _idle(study) >= IDLE:
             worthless = WORTHLESS_IDLE
         # Asked of the study one trial earlier too: one forecast alone is as noisy as the model behind it.

@@ -12,7 +12,7 @@ from polythrottle.domain.measurement import Interval, Measurement
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
-from polythrottle.optimize import Options, make_optimizer
+from polythrottle.optimize import ConstrainedBayes, Options, make_optimizer
 from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, doubts, usual
 
 if TYPE_CHECKING:
@@ -264,3 +264,40 @@ def test_a_trial_is_worth_what_it_can_show_where_windows_differ_by_chance_alone(
     assert (chance.accepted <= chance.feasible).all()
     assert chance.accepted.min() < chance.feasible.min() - 1.0
     assert (record.accepted == record.feasible).all()
+
+
+def promising(looks: int, *, recorded: bool = False) -> int:
+    """Return the clock tried next, in MHz, where 900 saves most and so many vague windows say that it just holds."""
+    precise = [(mhz, seen(15.6 / mhz, mhz / 1300, energy=0.01, p99=0.03)) for mhz in (1300, 1200, 1100, 1000)]
+    beyond = seen(0.03, 0.5, energy=0.01, p99=0.03)
+    known = [*precise, (400, beyond), *[(900, seen(0.0155, 0.55, energy=0.01, p99=0.15))] * looks]
+    if recorded:
+        known = [(mhz, replace(each, intervals={})) for mhz, each in known]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        point = make_optimizer("bayes", Options()).suggest(study(*known, slo="p99<=20ms"))
+    return int(point["gpu_max_hz"]) // 10**6
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_point_that_may_be_the_answer_is_looked_at_until_that_is_known(looks: int) -> None:
+    """No other trial tells as much."""
+    assert promising(looks) == 900
+
+
+@pytest.mark.parametrize(("looks", "recorded"), [(3, False), (1, True)])
+def test_a_point_is_not_looked_at_for_ever(looks: int, recorded: bool) -> None:
+    """Three windows are all that one point is given; of what is on record a second look shows the same."""
+    assert promising(looks, recorded=recorded) in (500, 600, 700, 800)
+
+
+def test_the_longest_window_speaks_for_the_point_that_is_the_answer() -> None:
+    """Of three windows at one point, one of which was lucky."""
+    short, long = seen(0.01, 0.5, energy=0.05, p99=0.05), seen(0.01, 0.55, energy=0.01, p99=0.01)
+    long = replace(long, latency=replace(long.latency, queries=4000))
+    known = study((1300, seen(0.008, 1.0, energy=0.01, p99=0.01)), (900, short), (900, long), (900, short))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chosen = ConstrainedBayes(Options()).answer(known)
+    assert chosen is not None
+    assert chosen.number == 2

@@ -5,6 +5,7 @@ import pytest
 from builders import Listed, study
 
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import Interval
 from polythrottle.domain.study import Cost, Daring, Study, Trial
 from polythrottle.domain.units import show_span, span_s
 from polythrottle.tuning.stopping import Budget, Outlook, Rule, is_conclusive, with_most_left
@@ -87,6 +88,16 @@ def test_next_to_nothing_is_less_than_three_parts_in_ten_thousand(made: int, lef
     """Of one joule per item, from the sixth trial on; what is unknown stops nothing."""
     assert (Rule().reason(costly(made), lambda _: left_j) is not None) == stops
     assert Rule(early=False).reason(costly(made), lambda _: left_j) is None
+
+
+@pytest.mark.parametrize(("left_j", "stops"), [(0.0009, True), (0.001, False)])
+def test_where_windows_differ_by_chance_a_tenth_of_a_percent_is_next_to_nothing(left_j: float, stops: bool) -> None:
+    """Of one joule per item: no window could show less."""
+    recorded = costly(6)
+    around = {"energy": Interval(0.98, 1.02)}
+    trials = [replace(each, measurement=replace(each.measurement, intervals=around)) for each in recorded.completed
+              if each.measurement is not None]  # fmt: skip
+    assert (Rule().reason(replace(recorded, trials=tuple(trials)), lambda _: left_j) is not None) == stops
 
 
 def test_next_to_nothing_once_is_not_enough() -> None:
