@@ -1493,11 +1493,13 @@ def hardware_check(environment: dict[str, str]) -> "subprocess.CompletedProcess[
     """Run what `make hw-test` runs, with these variables besides."""
     words = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-m", "hardware", "-p", "no:cacheprovider", "-rfE"]
     environment = {**os.environ, "POLYTHROTTLE_NO_SKIPS": "", **environment}
-    # A check that hangs says where, and what it started and left cannot keep this test waiting at a pipe.
-    with tempfile.TemporaryFile("w+") as printed:
+    # A check that hangs says where, and what it started and left cannot keep this test waiting at a pipe. It has a
+    # folder of its own, or pytest removes at its end what earlier runs left in the shared one, for minutes.
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryDirectory() as own:
         process = subprocess.Popen(
-            [*words, "tests/hardware"], cwd=PACKAGE.parent, stdout=printed, stderr=subprocess.STDOUT, env=environment
-        )
+            [*words, f"--basetemp={own}/pytest", "tests/hardware"],
+            cwd=PACKAGE.parent, stdout=printed, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
         try:
             process.wait(timeout=300)
         except subprocess.TimeoutExpired:
@@ -1548,7 +1550,8 @@ def test_a_setter_fails_the_hardware_check(machine: Machine, tmp_path: Path) -> 
         "    with gpu._library as library:\n"
         '        library.call("nvmlDeviceSetGpuLockedClocks", library.gpu(gpu.uuid), 210, 210)\n'
     )
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", str(folder / "test_slip.py")]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    words += [f"--basetemp={tmp_path / 'pytest'}", str(folder / "test_slip.py")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "must not set anything" in done.stdout
