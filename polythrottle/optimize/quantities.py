@@ -245,7 +245,12 @@ def _deviations(measurement: Measurement, quantity: str) -> tuple[float, float]:
     if interval is None or scale is None:
         return unknown, unknown
     if interval.known:
-        return min(interval.half / scale / _TWO_SIDED, _MOST), unknown
+        half = interval.half / scale
+        # Of a percentile the interval may reach four times as far up as down, and half of it is no deviation of the
+        # logarithm then: one such window made all look vague whose upper end is not known.
+        if quantity != "temperature" and interval.low > 0:
+            half = min(half, math.log(interval.high / interval.low) / 2)
+        return min(half / _TWO_SIDED, _MOST), unknown
     below = (scale - interval.low) / scale / _ONE_SIDED
     return unknown, min(max(0.0, below), _MOST)
 

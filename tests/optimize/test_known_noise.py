@@ -1,5 +1,6 @@
 """What a window's own interval says is noise the models know of: vague windows count for less than precise ones."""
 
+import math
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -69,6 +70,14 @@ def test_temperature_is_on_its_own_scale() -> None:
     """Its unit is 40 °C, whatever the temperature is."""
     warm = replace(measured(), temperature_c=60.0, intervals={"temperature": Interval(58.04, 61.96)})
     assert doubts([warm], ["temperature"])[0, 0] == pytest.approx((1.0 / 40.0) ** 2)
+
+
+def test_an_interval_that_reaches_far_up_is_measured_by_the_logarithm() -> None:
+    """As of 597 requests on a simulated H100, whose p99 of the first token was 0.53 s, and 0.37 to 2.96 in 95 %."""
+    lopsided = replace(seen(), intervals={"p99": Interval(0.0084, 0.0672)})
+    assert doubts([lopsided], ["p99"])[0, 0] == pytest.approx((math.log(8) / 2 / 1.96) ** 2)
+    low = replace(seen(), intervals={"p99": Interval(0.0, 0.024)})
+    assert doubts([low], ["p99"])[0, 0] == pytest.approx((1.0 / 1.96) ** 2)
 
 
 def test_an_open_interval_is_as_wide_as_the_widest() -> None:
