@@ -225,7 +225,7 @@ class Study:
 
     @property
     def default(self) -> Trial | None:
-        """The newest completed trial at the default point: one that is made again has been doubted before."""
+        """The newest completed trial at the default point: one made again was doubted, or left open what it holds."""
         found = (trial for trial in reversed(self.completed) if trial.point == self.problem.space.default)
         return next(found, None)
 

@@ -113,6 +113,7 @@ def test_a_study_with_history_and_risk_cut_anywhere_ends_the_same(tmp_path: Path
         made = 7 if kept == 7 else min((kept - 1) // 2 + 1, 7)
         asked = {**words, "trials": made}
         resumed = search.resume(cut, trials=made) if kept % 2 else search.tune(**asked, journal=cut)
+        assert resumed.study.problem.fingerprint == whole.study.problem.fingerprint
         assert resumed.study.trials == whole.study.trials[:made]
         assert [lesson.line() for lesson in resumed.history] == [lesson.line() for lesson in whole.history]
 
