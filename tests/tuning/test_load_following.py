@@ -118,6 +118,20 @@ def test_every_request_is_answered_once_and_none_early(gaps: list[float], batch:
     assert first == len(times_s)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.99, 0.9987])
+def test_a_queue_says_what_so_many_requests_stay_within(share: float) -> None:
+    """Each waits for its batch and is served, all as unlucky as one in a hundred batches."""
+    times_s = np.cumsum(np.random.default_rng(1).standard_exponential(1000) / 20.0).tolist()
+    service = replace(_service(0.1, 4), tail_s=0.13)
+    queue = simulate_queue(times_s, service, 0.05)
+    sent = batches(times_s, service, 0.05)
+    taken_s = [
+        start_s - time_s + 0.13 for start_s, time_s in zip(np.repeat(sent.starts_s, sent.sizes), times_s, strict=True)
+    ]
+    assert queue.within_s(share) == pytest.approx(np.quantile(taken_s, share, method="inverted_cdf"))
+    assert queue.p99_s > 0.2
+
+
 def test_a_service_needs_idle_power_and_p99() -> None:
     """Without either nothing is made up; one line says what is missing."""
     point = OperatingPoint({"batch_size": 2})
