@@ -47,7 +47,7 @@ test-tools: $(READY)  ## Check units, rules and TLS with systemd, udev, strace a
 test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
 	$(BIN)/python -m pytest -q -m search tests/test_search_acceptance.py $(ARGS)
 
-test-faults: $(READY)  ## Kill and break at every third step of a session on every fake board; another third each day
+test-faults: $(READY)  ## Kill and break at every sixth step of a session on every fake board; another sixth each day
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS) $(ARGS)
 
 test-faults-all: $(READY)  ## Kill and break at every step

@@ -31,7 +31,7 @@ def worker() -> Iterator[Pool]:
 def test_whatever_call_fails_the_board_is_back_or_named(name: str) -> None:
     """Other calls each day, one at a time and in pairs."""
     seed = date.today().toordinal()
-    for asked in ({"sample": 80}, {"many_pairs": 40}):
+    for asked in ({"sample": 40}, {"many_pairs": 20}):
         found = syscall_faults.tried([name], seed=seed, jobs=1, **asked)
         assert len(found) == sum(asked.values())
         assert {cell: wrong for cell, (_, wrong) in found.items() if wrong} == {}

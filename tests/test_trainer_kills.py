@@ -38,14 +38,6 @@ def check(found: dict[str, Any]) -> None:
     assert found["same"]
 
 
-@pytest.mark.slow
-def test_a_few_kills(tmp_path: Path) -> None:
-    """Five kills at random moments."""
-    found = killed(tmp_path, 5, 3)
-    assert found["kills"] == 5
-    check(found)
-
-
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_a_hundred_kills(tmp_path: Path, record_property: Record) -> None:
