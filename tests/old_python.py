@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 _LATE = {"removeprefix", "removesuffix", "is_relative_to", "with_stem", "hardlink_to", "pairwise", "randbytes"}
 _LAZY = "from __future__ import annotations"
-_GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type", "deque", "Popen", "SimpleQueue", "PathLike"}
+_GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type", "deque", "Popen", "Queue", "SimpleQueue", "PathLike"}
 
 
 def evaluated(tree: ast.AST) -> Iterator[ast.AST]:

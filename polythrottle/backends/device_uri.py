@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from polythrottle.actuation.drivers.controls import is_named
@@ -533,7 +533,7 @@ def at_once(
         DeviceError: If there are no more threads.
     """
     clock = clock or SystemClock()
-    answers: SimpleQueue[tuple[str, Found | None, BaseException | None]] = SimpleQueue()
+    answers: Queue[tuple[str, Found | None, BaseException | None]] = Queue()
     waiting = deque(uris)
     asked_s: dict[str, float] = {}
 

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 
 import pytest
 
 from polythrottle.training.beside.trainer import driver
 from polythrottle.training.beside.trainer.driver import Task, Trainer
-from polythrottle.training.beside.trainer.supervisor import CompletedCall, SupervisedTrainer, WorkerThread
+from polythrottle.training.beside.trainer.supervisor import CompletedCall, SupervisedTrainer, WorkerThread, ended_calls
 
 
 class Scene:
@@ -22,7 +22,7 @@ class Scene:
         words = [where, 40, 8, 50, sleep_s, how, *at]
         command = (sys.executable, str(Path(__file__).parents[1] / "pretended_trainer.py"), *map(str, words))
         task = Task("tests:model", str(where), str(where), batch=8, epochs=50)
-        self.done: SimpleQueue[CompletedCall] = SimpleQueue()
+        self.done: Queue[CompletedCall] = Queue()
         self.lane = WorkerThread("trainer", self.done)
         self.tended = SupervisedTrainer(Trainer(task, start_s=60, command=command), self.lane, patience_s)
         self.tended.open()
@@ -153,7 +153,7 @@ def test_a_trainer_that_still_starts_is_ended_at_once(tmp_path: Path) -> None:
     trainer = Trainer(
         Task("tests:model", str(tmp_path), str(tmp_path)), start_s=600, command=(sys.executable, "-c", words)
     )
-    lane = WorkerThread("trainer", SimpleQueue())
+    lane = WorkerThread("trainer", Queue())
     tended = SupervisedTrainer(trainer, lane)
 
     def interrupt() -> None:
@@ -181,3 +181,16 @@ def test_a_trainer_whose_answer_was_an_error_is_still_ended_in_order(scenes: lis
         scene.tended.ask(lambda trainer: 1 / 0)
     assert not scene.tended._waited_for
     assert scene.tended.ask(lambda trainer: 7) == 7
+
+
+@pytest.mark.timeout(60)
+def test_a_wait_whose_time_is_over_as_it_begins_ends() -> None:
+    """On a queue of C that nobody has waited at, one in thousands never did: no request was answered any more."""
+    done = Queue[CompletedCall]()
+    for number in range(30_000):
+        done.put(CompletedCall(number, 0.0, 0.0))
+        done.get()
+        assert list(ended_calls(done, 1e-6)) == []
+    done.put(CompletedCall("first", 0.0, 0.0))
+    done.put(CompletedCall("second", 0.0, 0.0))
+    assert [call.what for call in ended_calls(done, -1.0)] == ["first", "second"]

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import Queue
 from typing import Any
 
 from polythrottle.domain.errors import DeviceError, InvalidInput
@@ -26,7 +26,13 @@ from polythrottle.training.beside.preparation import (
 from polythrottle.training.beside.scheduler import ALONE, GENTLE, MeanPowerLimit, Terms, policy, wall_day_s
 from polythrottle.training.beside.serving_loop import LOOK_S, SLICES_MOST, AnsweredBatch, Result, ServingLoop, Training
 from polythrottle.training.beside.trainer.driver import Trainer
-from polythrottle.training.beside.trainer.supervisor import SLICE, CompletedCall, SupervisedTrainer, WorkerThread
+from polythrottle.training.beside.trainer.supervisor import (
+    SLICE,
+    CompletedCall,
+    SupervisedTrainer,
+    WorkerThread,
+    ended_calls,
+)
 
 # The guard of a latency limit: fine-tuning aims below it when measured latencies come near it, then stops a while.
 
@@ -255,7 +261,7 @@ def run(
     """
     _check_end(terms)
     # One queue for both threads, so that a single wait sees whichever ends first.
-    done: SimpleQueue[CompletedCall] = SimpleQueue()
+    done: Queue[CompletedCall] = Queue()
     lanes = WorkerThread("inference", done), WorkerThread("trainer", done)
     tended = SupervisedTrainer(trainer, lanes[1])
     try:
@@ -348,7 +354,7 @@ class _LiveHost:
         timings: Timings,
         terms: Terms,
         lane: WorkerThread,
-        done: SimpleQueue[CompletedCall],
+        done: Queue[CompletedCall],
         told: Callable[[RunProgress], None] | None,
         beside: dict[int, float] | None,
     ) -> None:
@@ -516,13 +522,8 @@ class _LiveHost:
         if queued and self.training:
             # A slice that takes longer than its tail is stopped for them, and nothing else would wake the loop then.
             ends.append(self.now_s + max(_TICK_S, self._tended.remaining_s()))
-        answers: list[AnsweredBatch] = []
-        try:
-            answers += self._take(self._done.get(timeout=max(1e-6, min(ends) - self.now_s)))
-            while True:
-                answers += self._take(self._done.get_nowait())
-        except Empty:
-            return answers
+        ended = ended_calls(self._done, min(ends) - self.now_s)
+        return [answer for call in ended for answer in self._take(call)]
 
     def _take(self, done: CompletedCall) -> tuple[AnsweredBatch, ...]:
         if isinstance(done.what, tuple):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Queue
 from typing import TYPE_CHECKING
 
 from polythrottle.backends import DeviceURI, open_device
@@ -484,7 +484,7 @@ def profiled(device: Device, server: BatchedWorkload, trainer: Trainer, held_out
 
 @contextmanager
 def _opened(device: Device, trainer: Trainer) -> Iterator[SupervisedTrainer]:
-    lane = WorkerThread("trainer", SimpleQueue())
+    lane = WorkerThread("trainer", Queue())
     tended = SupervisedTrainer(trainer, lane)
     try:
         with device:

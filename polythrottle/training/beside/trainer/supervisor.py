@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 from polythrottle.domain.errors import PolythrottleError
@@ -49,7 +49,7 @@ class WorkerThread:
         done: Where to put what is done.
     """
 
-    def __init__(self, name: str, done: SimpleQueue[CompletedCall]) -> None:
+    def __init__(self, name: str, done: Queue[CompletedCall]) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._done = done
 
@@ -74,6 +74,20 @@ class WorkerThread:
     def close(self) -> None:
         """End the thread once it has done what it does."""
         self._pool.shutdown()
+
+
+def ended_calls(done: Queue[CompletedCall], within_s: float) -> Iterator[CompletedCall]:
+    """Yield what has ended, in its order, waiting so long for the first.
+
+    Args:
+        done: What threads put it into. No `queue.SimpleQueue`: where nobody has waited before, that of Python 3.11
+            waits for good if its time is over by its second look, as is one wait of 1 µs in some thousands.
+        within_s: Zero or less not to wait.
+    """
+    with suppress(Empty):
+        yield done.get(timeout=max(0.0, within_s))
+        while True:
+            yield done.get_nowait()
 
 
 # A trainer that is looked after: given slices, stopped in the middle of one, ended when it hangs, started again.
