@@ -348,7 +348,7 @@ def trials_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 4, 9])
+@pytest.mark.parametrize("number", [0, 9])
 def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int, trials_left_alone: Any) -> None:
     """SIGKILL while a trial runs, start again with the same words: nothing differs from a study left alone."""
     journal = tmp_path / "killed.jsonl"
