@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 PINNED := --constraint constraints.txt --constraint constraints-dev.txt
+# Python compiles the modules that it imports; to compile all 17,000 of these packages takes longer than to fetch them.
+INSTALL := -m pip install --no-compile --quiet --disable-pip-version-check $(PINNED)
 BIN := $(VENV)/bin
 RAY := .ray/.ready
 DOCS := $(VENV)/.docs-ready
@@ -128,18 +130,17 @@ $(READY): pyproject.toml constraints.txt constraints-dev.txt
 		{ echo "polythrottle needs Python 3.10 or newer; say which with make PYTHON=python3.12"; exit 1; }
 	@echo 'Setting up $(VENV), once: 2 GB of packages, which takes a few minutes'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) \
-		--editable '.[dev,onnx,serving]' $(COMPILER)
+	$(BIN)/python $(INSTALL) --editable '.[dev,onnx,serving]' $(COMPILER)
 	touch $@
 
 $(DOCS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) --editable '.[docs]'
+	$(BIN)/python $(INSTALL) --editable '.[docs]'
 	touch $@
 
 # Ray pins what the rest leaves open, so it has an environment of its own, which sees the other one's packages behind it.
 $(RAY): $(READY)
 	$(PYTHON) -m venv .ray
-	.ray/bin/python -m pip install --no-compile --quiet --disable-pip-version-check $(PINNED) 'ray[default,train]>=2.60'
+	.ray/bin/python $(INSTALL) 'ray[default,train]>=2.60'
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > \
 		"$$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/polythrottle.pth"
 	touch $@
