@@ -10,7 +10,7 @@ import zipfile
 from email import message_from_bytes
 
 ACTUATOR = {"numpy", "nvidia-ml-py", "tomli", "tomli-w", "typing-extensions"}
-SEARCHING = {"botorch", "fsspec", "gpytorch", "matplotlib", "pandas", "pillow", "threadpoolctl", "torch"}
+SEARCHING = {"botorch", "fsspec", "gpytorch", "matplotlib", "pandas", "pillow", "scipy", "threadpoolctl", "torch"}
 EXTRAS = {"actuator": set(), "daemon": {"kubernetes"}, "tuner": {"kubernetes", "serving"}}
 
 

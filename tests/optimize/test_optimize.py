@@ -402,11 +402,40 @@ def test_a_fit_that_fails_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("not positive definite")
 
+    def singular(*_: object, **__: object) -> None:
+        raise np.linalg.LinAlgError("not positive definite")
+
     searched(board(), ("mean<=20ms",), 3)
-    monkeypatch.setattr(surrogate, "fit_gpytorch_mll", broken)
+    monkeypatch.setattr(surrogate, "cholesky", singular)
     assert regret(searched(board(), ("mean<=20ms",), 15)) <= 0.1
     monkeypatch.setattr(surrogate, "psd_safe_cholesky", broken)
     assert len(searched(board(), ("mean<=20ms",), 5).visited) == 5
+
+
+@pytest.mark.parametrize(
+    ("trials", "columns", "quantities", "told"), [(1, 1, 1, False), (9, 3, 4, True), (24, 5, 2, False)]
+)
+def test_scales_are_those_that_botorch_finds(trials: int, columns: int, quantities: int, told: bool) -> None:
+    """The density is written out for its speed alone; the model is the library's."""
+    import torch
+    from botorch.fit import fit_gpytorch_mll
+    from gpytorch.mlls import ExactMarginalLogLikelihood
+
+    from polythrottle.optimize.surrogate import _process, fitted
+
+    chance = np.random.default_rng(trials)
+    where = chance.random((trials, columns))
+    values = np.sin(3 * where.sum(axis=1))[:, np.newaxis] + 0.02 * chance.standard_normal((trials, quantities))
+    doubt = 1e-3 * told * chance.random((trials, quantities))
+    inputs = torch.from_numpy(np.hstack([where, np.ones((trials, 1)), where - 0.5]))
+    targets = torch.from_numpy(values - values.mean(axis=0))
+    theirs = _process(inputs, targets, columns, doubt)
+    begun = {name: value.clone() for name, value in theirs.state_dict().items()}
+    density = ExactMarginalLogLikelihood(theirs.likelihood, theirs)
+    fit_gpytorch_mll(density, optimizer_kwargs={"options": {"maxiter": 40}})
+    ours = fitted(inputs, targets, columns, doubt).state_dict()
+    assert all(torch.allclose(ours[name], value, atol=1e-4) for name, value in theirs.state_dict().items())
+    assert trials == 1 or max(float((ours[name] - value).abs().max()) for name, value in begun.items()) > 0.1
 
 
 LEVELS = st.one_of(
