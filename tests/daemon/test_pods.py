@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -538,9 +539,10 @@ def test_the_mapping_is_right_in_random_histories(kubelet: FakeKubelet) -> None:
 
 
 @pytest.mark.slow
-def test_the_mapping_is_right_in_a_thousand_histories(kubelet: FakeKubelet) -> None:
-    """The same, a thousand times."""
-    assert sum(lived(seed, kubelet) for seed in range(1000, 2000)) > 1000
+def test_the_mapping_is_right_in_two_hundred_histories(kubelet: FakeKubelet) -> None:
+    """The same, two hundred of a thousand times, others each day."""
+    today = date.today().toordinal() % 5
+    assert sum(lived(seed, kubelet) for seed in range(1000 + today, 2000, 5)) > 200
 
 
 def test_whatever_annotations_say_is_one_line() -> None:

@@ -252,7 +252,8 @@ def test_a_calibrated_factor_is_in_joules_interval_and_boundary() -> None:
     unsure = Sensor(factor_sd=0.05, counts=True)
     with polythrottle.energy(Real(unsure), Real(unsure)) as both:
         spin(0.02)
-    assert both.interval.half == pytest.approx(both.parts[0].interval.half * math.sqrt(2), rel=0.1)
+    # A busy machine may let some time pass between the begin of one and that of the other.
+    assert both.interval.half == pytest.approx(math.hypot(*(part.interval.half for part in both.parts)), rel=0.01)
 
 
 def test_what_looking_takes_is_left_out_of_an_estimate() -> None:
