@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 PINNED := --constraint constraints.txt --constraint constraints-dev.txt
-# Python compiles the modules that it imports; to compile all 17,000 of these packages takes longer than to fetch them.
+# Python compiles the modules that it imports; to compile all 17,000 of these packages takes a third of the set-up.
 INSTALL := -m pip install --no-compile --quiet --disable-pip-version-check $(PINNED)
 BIN := $(VENV)/bin
 RAY := .ray/.ready

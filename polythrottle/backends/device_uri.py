@@ -533,6 +533,7 @@ def at_once(
         DeviceError: If there are no more threads.
     """
     clock = clock or SystemClock()
+    # No SimpleQueue: a wait that begins late may not end (`ended_calls` in training/beside/trainer/supervisor.py).
     answers: Queue[tuple[str, Found | None, BaseException | None]] = Queue()
     waiting = deque(uris)
     asked_s: dict[str, float] = {}

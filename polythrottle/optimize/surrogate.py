@@ -326,7 +326,9 @@ class _Density:
         self._spread = np.array([float(prior.scale) for prior in priors])
 
     def mode(self, target: Array, doubt: Array, start: Array) -> Array:
-        """Return where the density of a quantity's scales is highest, in the model's own logarithms; else the start.
+        """Return where the density of a quantity's scales is highest, in the model's own logarithms.
+
+        Where the covariance cannot be decomposed on the way, the best before that; at worst the start.
 
         Args:
             target: What was measured, centred, shape (trials,).
@@ -336,8 +338,6 @@ class _Density:
         options = {"maxiter": _MAX_ITERATIONS}
         with np.errstate(all="ignore"):
             found = minimize(self._loss, start, (target, doubt), method="L-BFGS-B", jac=True, options=options)
-        if not (np.isfinite(found.fun) and np.isfinite(found.x).all()):
-            return start
         return np.asarray(found.x)
 
     def _loss(self, raw: Array, target: Array, doubt: Array) -> tuple[float, Array]:

@@ -191,6 +191,8 @@ def test_a_wait_whose_time_is_over_as_it_begins_ends() -> None:
         done.put(CompletedCall(number, 0.0, 0.0))
         done.get()
         assert list(ended_calls(done, 1e-6)) == []
+    threading.Timer(0.05, done.put, [CompletedCall("late", 0.0, 0.0)]).start()
+    assert [call.what for call in ended_calls(done, 30.0)] == ["late"]
     done.put(CompletedCall("first", 0.0, 0.0))
     done.put(CompletedCall("second", 0.0, 0.0))
     assert [call.what for call in ended_calls(done, -1.0)] == ["first", "second"]
