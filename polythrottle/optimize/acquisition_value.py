@@ -511,18 +511,20 @@ def most_left(study: Study, answer: Trial, options: Options) -> float:
     belief = study_posterior(study, quantities, options)
     if belief is None:
         return math.nan
+    # What a user's own risk forbids to try is known as little as it is where a limit must not break.
+    wider = 1.0 if options.risk is None else WIDER
     mean, variance = log_objective(study, belief, quantities, log_energy(belief, options))
     holds = torch.ones_like(mean)
     for one in bounds:
         k = quantities.index(one.quantity)
-        std = belief.variance[:, k].sqrt().clamp_min(_LEAST)
+        std = wider * belief.variance[:, k].sqrt().clamp_min(_LEAST)
         holds = holds * torch.special.ndtr((one.limit - belief.mean[:, k]) / std)
     (place,) = rows_of(study, [answer]).tolist()
     best = mean[place]
     if not study.by_chance:
         tried = [trial for trial in study.completed if trial.point in study.problem.space]
         holds[torch.from_numpy(rows_of(study, tried))] = 0.0
-    std = variance.sqrt().clamp_min(_LEAST)
+    std = wider * variance.sqrt().clamp_min(_LEAST)
     # By halving: the chance that some point saves more falls with what is to be saved.
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):

@@ -17,7 +17,15 @@ from polythrottle.domain.errors import Exhausted, InvalidInput
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import ENOUGH, Daring, Study, Trial, TrialState
-from polythrottle.optimize.features import Array, Rows, distinct_rows, generator, remaining_rows, untried_rows
+from polythrottle.optimize.features import (
+    Array,
+    Rows,
+    distinct_rows,
+    generator,
+    hopeless,
+    remaining_rows,
+    untried_rows,
+)
 from polythrottle.optimize.options import Ingredient, Options
 
 if TYPE_CHECKING:
@@ -34,6 +42,8 @@ WORTHWHILE = 0.005
 """A cap leaves something if a trial within it is expected to save this share of the energy."""
 WORTH_DARING = 0.003
 """Nor is a trial beyond every cap made for less than this share while a search is too young to end: one within is."""
+NO_CHANCE = 0.02
+"""While nothing that holds is known, models that give no point more than this to hold have nothing to say."""
 LOOKS = 3
 """Windows at one point at most, where one does not tell whether it holds."""
 _CERTAIN = 0.999
@@ -116,7 +126,7 @@ def _beyond(worth: "AcquisitionValue", rows: Rows, used: float) -> str:
     """Return in words which risk would have allowed the safest of some rows that is worth it; empty if none would."""
     worthy = rows[worth.total[rows] > math.log(WORTHWHILE)]
     if not len(worthy):
-        return ", and none is worth more"
+        return ", and none seems worth more"
     needed = used - math.expm1(min(float(worth.assured[worthy].max()), 0.0))
     if needed >= 1.0:
         return ""
@@ -217,7 +227,10 @@ class ConstrainedBayes:
         few = len(study.completed) < ENOUGH
         if len(worthy := self._rows(study)):
             rows = worthy
-        best = best_rows(self._worth(study), rows, self._options, used, few=few)
+        worth = self._worth(study)
+        if study.judgeable and not worth.improving:
+            rows = _hopeful(study, rows, worth.feasible)
+        best = best_rows(worth, rows, self._options, used, few=few)
         return space[int(generator(study).choice(best))]
 
     def saving_left(self, study: Study) -> float:
@@ -326,6 +339,32 @@ def _distinct(study: Study, rows: Rows) -> Rows:
     if not study.by_chance:
         return rows
     return distinct_rows(study, rows)
+
+
+def _hopeful(study: Study, rows: Rows, feasible: Array) -> Rows:
+    """Return the rows that may be faster than every point that was too slow, as nothing that holds is known.
+
+    Where the models give none of them a chance they would go where they know least, and so to the slowest of all.
+
+    Args:
+        study: Whose limits no trial holds.
+        rows: Those that a trial may go to.
+        feasible: The log probability of each point to hold every limit.
+
+    """
+    if not any(each.timed for each in study.constraints):
+        return rows
+    hopeful = rows[~hopeless(study)[rows]]
+    if len(hopeful) and feasible[hopeful].max() >= math.log(NO_CHANCE):
+        return hopeful
+    if not len(hopeful):
+        hopeful = rows
+    with _quiet():
+        from polythrottle.optimize.safety import slowed  # loads torch
+
+        longer = slowed(study)[hopeful]
+    least: Rows = hopeful[longer <= longer.min() + _TIE]
+    return least
 
 
 def _same(one: Study, other: Study) -> bool:

@@ -362,3 +362,59 @@ def _shift(old: Knob, new: Knob, theirs: Array, ours: Array, same_device: bool) 
     if as_they_are:
         return 0.0
     return float(ours.max() - theirs.max())
+
+
+# What physics says of a knob, whatever the workload.
+
+BATCH_PART = "batch"
+CORES = "cpu_cores"
+LIMIT_PART = "limit"
+UNKNOWN_PART = ""
+
+
+def part_of(knob: Knob) -> str:
+    """Return which part of the work a knob slows; empty if nothing is known of it."""
+    if "batch" in knob.name:
+        return BATCH_PART
+    if knob.name.endswith("_w"):
+        return LIMIT_PART
+    if knob.is_clock or knob.name == CORES:
+        return knob.name.partition("_")[0].rstrip("0123456789")
+    return UNKNOWN_PART
+
+
+def hopeless(study: Study, beyond: float = 1.0) -> NDArray[np.bool_]:
+    """Return which points are never faster than one that was too slow, shape (points,).
+
+    Those have no more of any clock or limit, no smaller a batch, and all else is as it was there. Where requests come
+    at times of their own, a larger batch may shorten the queue, so there it is as it was too.
+
+    Args:
+        study: Whose space it is; every limit has an absolute value.
+        beyond: By which factor a limit on a time counts as broken.
+    """
+    space = study.problem.space
+    timed = [each for each in study.constraints if each.timed]
+    slower = np.zeros(len(space), dtype=bool)
+    for trial in study.completed:
+        measurement = trial.measurement
+        if measurement is None or trial.point not in space:
+            continue
+        if any((measurement.metric(each.metric) or 0.0) > beyond * each.limit for each in timed):
+            slower |= _never_faster(space, space.index(trial.point), queued=not study.problem.arrivals.closed)
+    return slower
+
+
+def _never_faster(space: SearchSpace, row: int, *, queued: bool) -> NDArray[np.bool_]:
+    levels = space.rows
+    kept = np.ones(len(space), dtype=bool)
+    for column, knob in enumerate(space.knobs):
+        here = levels[row, column]
+        domain = part_of(knob)
+        if domain == BATCH_PART and knob.ordered and not queued:
+            kept &= levels[:, column] >= here
+        elif knob.ordered and (domain == LIMIT_PART or knob.is_clock):
+            kept &= levels[:, column] <= here
+        else:
+            kept &= levels[:, column] == here
+    return kept

@@ -15,7 +15,17 @@ from torch import Tensor
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import Knob, SearchSpace
 from polythrottle.domain.study import Study
-from polythrottle.optimize.features import IN_WATTS, Array, Rows, log_levels
+from polythrottle.optimize.features import (
+    BATCH_PART,
+    CORES,
+    IN_WATTS,
+    LIMIT_PART,
+    UNKNOWN_PART,
+    Array,
+    Rows,
+    log_levels,
+    part_of,
+)
 from polythrottle.optimize.quantities import TIME
 
 # How much slower a point can be than one that was measured, whatever the workload.
@@ -35,10 +45,14 @@ grows by for each e-fold of the bound; assumed, near what pairs of rows of recor
 EDGE_SD = 0.25
 """Beyond what was looked at a quantity may turn steeper, up to its bound, and no trial before the edge foretells it:
 the deviation, as a share of what the bound grows by from the nearest trial on. Near that of the trend's hinges."""
+UNTRIED_SD = 0.5
+"""At a level that no trial had, of a knob of which physics says nothing, such as the name of a cluster of cores, a
+quantity may be anything near: the deviation; assumed, as some clusters of a processor take twice as long as others."""
 _CERTAIN = 1.6
 """Deviations by which bounds are compared: the lowest is where so much is allowed for."""
 _PLAIN = 3.0
 """By how many deviations two trials must contradict a bound for it to be given up."""
+_APART = frozenset({BATCH_PART, LIMIT_PART, UNKNOWN_PART})
 _NODES = 64
 _FARTHEST = 5.0
 _LEAST_MASS = 1e-9
@@ -86,7 +100,7 @@ def ceiling(
     space = study.problem.space
     mean = np.full(len(space), np.inf)
     deviation = np.zeros(len(space))
-    unlooked = np.zeros(len(space))
+    unlooked = _untried(space, seen)
     if not bounded(quantity) or not len(seen):
         return Ceiling(mean, deviation, unlooked)
     growth = _Growth(space, queued=not study.problem.arrivals.closed, per_item=quantity == TIME)
@@ -101,7 +115,48 @@ def ceiling(
         lower = value + grown + _CERTAIN * doubt < mean + _CERTAIN * deviation
         mean = np.where(lower, value + grown, mean)
         deviation = np.where(lower, doubt, deviation)
-    return Ceiling(mean, deviation, EDGE_SD * np.where(np.isfinite(edge), edge, 0.0))
+    return Ceiling(mean, deviation, np.maximum(unlooked, EDGE_SD * np.where(np.isfinite(edge), edge, 0.0)))
+
+
+def _untried(space: SearchSpace, seen: Rows) -> Array:
+    """Return how much less is known at levels that no trial had of knobs of which physics says nothing.
+
+    All at another name; at another number as much as it is an e-fold away. What is added to a clock the model knows.
+
+    Returns:
+        A deviation, shape (points,).
+    """
+    unknown = np.zeros(len(space))
+    for column, knob in enumerate(space.knobs):
+        if part_of(knob) != UNKNOWN_PART or not len(seen) or knob.name.endswith("_offset_hz"):
+            continue
+        tried = np.unique(space.rows[seen, column])
+        if not knob.ordered or isinstance(knob.levels[0], str):
+            away = np.ones(len(knob.levels))
+            away[tried] = 0.0
+        elif knob.levels[0] > 0:
+            logs = log_levels(knob)
+            away = np.abs(logs[:, None] - logs[None, tried]).min(axis=1)
+        else:
+            continue
+        unknown = np.maximum(unknown, UNTRIED_SD * np.minimum(away, 1.0)[space.rows[:, column]])
+    return unknown
+
+
+def slowed(study: Study) -> Array:
+    """Return by how much each point can be slower than the one that came closest, a logarithm, shape (points,).
+
+    0 where nothing is slowed that physics knows of, inf where it says nothing.
+
+    Args:
+        study: Whose space it is; every limit has an absolute value, and none of its trials holds them all.
+    """
+    space = study.problem.space
+    closest = study.closest
+    if closest is None or closest.measurement is None or closest.point not in space:
+        return np.zeros(len(space))
+    growth = _Growth(space, queued=not study.problem.arrivals.closed, per_item=False)
+    return growth.of_service(space.index(closest.point), closest.measurement, space.rows)
 
 
 def _doubt(grown: Array, variance: float) -> Array:
@@ -159,7 +214,7 @@ class _Growth:
         for column, knob in enumerate(self.space.knobs):
             if len(knob.levels) > 1:
                 levels = self._levels(knob, int(self.space.rows[row, column]), measurement)
-                domain = _domain(knob)
+                domain = part_of(knob)
                 domains[domain] = domains.get(domain, np.zeros(len(to))) + levels[to[:, column]]
         total = np.zeros(len(to))
         clocks = [grown for name, grown in domains.items() if name not in _APART]
@@ -177,16 +232,16 @@ class _Growth:
 
     def _levels(self, knob: Knob, here: int, measurement: Measurement) -> Array:
         """Return the logarithm of the factor at every level of a knob, shape (levels,)."""
-        kind = _domain(knob)
-        doubted = kind == _UNBOUNDED or knob.name in self.doubted
+        kind = part_of(knob)
+        doubted = kind == UNKNOWN_PART or knob.name in self.doubted
         if doubted or not knob.ordered or isinstance(knob.levels[0], str) or knob.levels[0] <= 0:
             return np.where(np.arange(len(knob.levels)) == here, 0.0, np.inf)
-        if kind == _LIMIT:
+        if kind == LIMIT_PART:
             return self._limits(knob, here, measurement)
         away = log_levels(knob)[here] - log_levels(knob)
-        if kind == _BATCH and not self.per_item:
+        if kind == BATCH_PART and not self.per_item:
             away = -away
-        if knob.name == _CORES:  # work that is split among more of them may take longer
+        if knob.name == CORES:  # work that is split among more of them may take longer
             away = np.where(away < 0, np.inf, away)
         return np.asarray(np.maximum(away, 0.0))
 
@@ -199,24 +254,6 @@ class _Growth:
         idle = IDLE_SHARE * levels[0]
         most = np.log(np.maximum(drawn - idle, 1e-9) / (levels - idle))
         return np.asarray(np.where(np.arange(len(levels)) >= here, 0.0, np.maximum(most, 0.0)))
-
-
-_BATCH = "batch"
-_CORES = "cpu_cores"
-_LIMIT = "limit"
-_UNBOUNDED = ""
-_APART = frozenset({_BATCH, _LIMIT, _UNBOUNDED})
-
-
-def _domain(knob: Knob) -> str:
-    """Return which part of the work a knob slows; empty if nothing is known of it."""
-    if "batch" in knob.name:
-        return _BATCH
-    if knob.name.endswith("_w"):
-        return _LIMIT
-    if knob.is_clock or knob.name == _CORES:
-        return knob.name.partition("_")[0].rstrip("0123456789")
-    return _UNBOUNDED
 
 
 def log_below(mean: Tensor, deviation: Tensor, limit: float, above: Ceiling) -> Tensor:

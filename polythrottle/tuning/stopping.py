@@ -9,10 +9,14 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Forecaster, Optimizer, RiskBound, Wary
 from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
 from polythrottle.domain.units import show, show_span
+from polythrottle.optimize.features import hopeless, untried_rows
 
 WORTHLESS = 0.0003
 WORTHLESS_BY_CHANCE = 0.001
 """Where windows tell the energy to 2 %, less is not to be found (``benchmarks/search.md``)."""
+BY_FAR = 1.25
+"""A point that took so many times its limit rules out all that physics says are no faster; less may be chance, or a
+board that was hot for a while."""
 IDLE = 10
 WORTHLESS_IDLE = 0.003
 CORNERED = 4
@@ -66,7 +70,8 @@ class Rule:
     chance), twice in a row, and `ENOUGH` were completed;
     `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise, and
     at once where that trial would be likely to break a limit: to make sure is not worth a risk; and after `CORNERED`
-    completed trials where any other would be too. Neither holds while no feasible point is known.
+    completed trials where any other would be too. Neither holds while no feasible point is known; then a search ends
+    only where physics leaves no point that may hold the limits (`BY_FAR`).
 
     Args:
         horizon_s: How long the profile will be used, in seconds; None if nobody said.
@@ -100,8 +105,10 @@ class Rule:
             dares: What of what is left is likely to break a limit; see `Wary`.
             held_back: That only a user's own risk keeps it from more, in words; see `RiskBound`.
         """
-        if not self.early or not study.judgeable or study.best is None:
+        if not self.early or not study.judgeable:
             return None
+        if study.best is None:
+            return _out_of_reach(study)
         if self.horizon_s is None:
             reason = self._flat(study, saving_left, dares)
         else:
@@ -215,6 +222,15 @@ def said_at_most(share: float) -> int:
 def is_conclusive(reason: str | None) -> bool:
     """Return whether a study ended because there was nothing left to find, and not because a budget was used."""
     return reason is not None and reason.startswith((NOTHING_LEFT, ALL_TRIED))
+
+
+def _out_of_reach(study: Study) -> str | None:
+    """Return in words that physics leaves no point that may hold the limits; None if some may."""
+    timed = [each for each in study.constraints if each.timed]
+    if not timed or not len(rows := untried_rows(study)) or not hopeless(study, BY_FAR)[rows].all():
+        return None
+    limits = " and ".join(str(each) for each in timed)
+    return f"no point left can hold {limits}: each is at most as fast as one that missed that by a quarter"
 
 
 def _share(study: Study, saving_left: Callable[[Study], float]) -> float:

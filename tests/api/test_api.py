@@ -289,12 +289,15 @@ def test_presets_do_not_reopen_a_finished_study() -> None:
 
 def test_an_slo_nothing_meets_says_what_came_closest(table: str) -> None:
     """No profile is made, the study is kept."""
-    tuning = search.tune(table, slo="mean<=0.5x", trials=30)
+    tuning = search.tune(table, slo="mean<=0.5x", trials=30, early_stop=False)
     assert tuning.profile is None
     assert tuning.profile_path is None
     assert tuning.unmet is not None
     assert "misses mean<=5 ms by 100.0%" in tuning.unmet
     assert len(read(tuning.journal_path).trials) == 4
+    # The default point is the fastest here: by physics no other can meet it, and none is tried.
+    ended = search.tune(table, slo="mean<=0.5x", trials=30, seed=1)
+    assert len(read(ended.journal_path).trials) == 1
 
 
 def test_a_table_without_the_metric_says_so(tmp_path: Path) -> None:

@@ -552,7 +552,7 @@ def test_a_risk_goes_by_the_chances_that_physics_has_corrected() -> None:
     ("promises", "told"),
     [
         (((0.5, 0.93), (0.5, 0.5)), "the safest that is worth it would be at --risk 0.08"),
-        (((0.001, 0.93),), "and none is worth more"),
+        (((0.001, 0.93),), "and none seems worth more"),
         (((100.0, 0.005),), "safe enough to try at a risk of 0.05"),
     ],
 )

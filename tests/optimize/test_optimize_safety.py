@@ -1,6 +1,7 @@
 """How slow a point can be at most, and what that does to the chance that a limit holds."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import torch
 
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.measurement import EnergyKind, Latency, Measurement
-from polythrottle.domain.problem import Problem
+from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, Level, SearchSpace
-from polythrottle.domain.study import Study
+from polythrottle.domain.study import Study, Trial
+from polythrottle.optimize import make_optimizer
+from polythrottle.optimize.features import Array, hopeless
 from polythrottle.optimize.quantities import TIME
-from polythrottle.optimize.safety import Ceiling, bounded, ceiling, log_below
+from polythrottle.optimize.safety import UNTRIED_SD, Ceiling, bounded, ceiling, log_below
+from polythrottle.tuning.stopping import Rule
 
 GPU = Knob("gpu_max_hz", (500_000_000, 1_000_000_000))
 MEMORY = Knob("mem_hz", (800_000_000, 1_600_000_000))
@@ -159,3 +163,72 @@ def test_more_cores_may_be_slower() -> None:
         Study(Problem(space, (), "d", "w"), "bayes"), np.array([0]), np.zeros(1), np.zeros(1), [seen()], "mean"
     )
     assert found.mean.tolist() == [0.0, math.inf]
+
+
+def test_a_level_of_an_unknown_knob_that_nobody_tried_is_in_doubt() -> None:
+    """A cluster of cores, or a mode, may do anything; what is added to a clock the model tells from its neighbours."""
+    cluster = Knob("cpu_cluster", (1, 4, 7))
+    space = SearchSpace.grid((cluster, MODE, OFFSET), {"cpu_cluster": 7, "power_mode": "30W", "gpu_offset_hz": 0})
+    row = np.array([space.index(space.default)])
+    for quantity in ("mean", "power"):
+        found = ceiling(Study(Problem(space, (), "d", "w"), "bayes"), row, np.zeros(1), np.zeros(1), [seen()], quantity)
+
+        def doubt(moved: dict[str, Level], unlooked: Array = found.unlooked) -> float:
+            return float(unlooked[space.index(space.default.moved(moved))])
+
+        assert doubt({}) == 0.0
+        assert doubt({"gpu_offset_hz": -100_000_000}) == 0.0
+        assert doubt({"power_mode": "15W"}) == UNTRIED_SD
+        assert doubt({"cpu_cluster": 4}) == pytest.approx(UNTRIED_SD * math.log(7 / 4))
+        assert doubt({"cpu_cluster": 1}) == UNTRIED_SD  # more than an e-fold away
+
+
+def too_slow(arrivals: str, limit: str, *points: dict[str, Level], mean_s: float = 0.1) -> Study:
+    """Return a study in which these points took 0.1 s, of four clocks of two domains and two batches."""
+    space = SearchSpace.grid((GPU, MEMORY, BATCH), {"gpu_max_hz": 1e9, "mem_hz": 800_000_000, "batch_size": 1})
+    study = Study(Problem(space, (Constraint.parse(limit),), "d", "w", arrivals=Arrivals.parse(arrivals)), "bayes")
+    for point in points:
+        measured = replace(seen(), latency=Latency.of([mean_s]))
+        study = study.with_trial(Trial(len(study.trials), space.default.moved(point), measured))
+    return study
+
+
+def lost(study: Study, beyond: float = 1.0) -> set[tuple[Level, ...]]:
+    """Return the levels of the points that are never faster than one that was too slow."""
+    space = study.problem.space
+    return {
+        tuple(space[row][knob.name] for knob in (GPU, MEMORY, BATCH))
+        for row in np.flatnonzero(hopeless(study, beyond)).tolist()
+    }
+
+
+def test_what_has_less_of_everything_than_a_point_too_slow_is_too_slow_as_well() -> None:
+    """More of a clock that was not tried may help; where requests queue, so may a larger batch."""
+    slow, mid, fast, half = 500_000_000, 800_000_000, 1_600_000_000, 1_000_000_000
+    of_default = {(half, mid, 1), (half, mid, 4), (slow, mid, 1), (slow, mid, 4)}
+    assert lost(too_slow("closed", "mean<=90ms", {})) == of_default
+    assert lost(too_slow("poisson:5/s", "mean<=90ms", {})) == {(half, mid, 1), (slow, mid, 1)}
+    assert lost(too_slow("closed", "mean<=90ms", {"gpu_max_hz": slow})) == {(slow, mid, 1), (slow, mid, 4)}
+    assert lost(too_slow("closed", "mean<=90ms", {"mem_hz": fast, "batch_size": 4})) == {
+        (clock, memory, 4) for clock in (slow, half) for memory in (mid, fast)
+    }
+    assert not lost(too_slow("closed", "mean<=90ms", {}), beyond=1.25)  # that may be chance
+    assert not lost(too_slow("closed", "throughput>=1000/s", {}))  # larger batches may serve more
+    assert not lost(too_slow("closed", "mean<=110ms", {}))
+
+
+def test_a_search_whose_limit_is_out_of_reach_goes_to_the_fast_end_and_says_so() -> None:
+    """Not to where nothing is known of: a batch that is larger and clocks that are lower take longer."""
+    fastest: dict[str, Level] = {"mem_hz": 1_600_000_000}
+    study = too_slow("closed", "mean<=1ms", {})
+    assert study.problem.space.default.moved(fastest) == make_optimizer("bayes").suggest(study)
+    assert Rule().reason(study, lambda _: math.inf) is None
+    after = too_slow("closed", "mean<=1ms", {}, fastest)
+    reason = Rule().reason(after, lambda _: math.inf)
+    assert reason == "no point left can hold mean<=1 ms: each is at most as fast as one that missed that by a quarter"
+    assert Rule(early=False).reason(after, lambda _: math.inf) is None
+    assert Rule().reason(too_slow("closed", "mean<=90ms", {}, fastest), lambda _: math.inf) is None
+    # The method itself goes on while there are points, from the least slowed on.
+    assert make_optimizer("bayes").suggest(after) == study.problem.space.default.moved(
+        {"mem_hz": 1_600_000_000, "gpu_max_hz": 500_000_000}
+    )

@@ -106,8 +106,9 @@ def test_next_to_nothing_once_is_not_enough() -> None:
 
 
 def test_nothing_ends_while_nothing_is_feasible() -> None:
-    """A search that has no answer yet goes on, and so does one that cannot judge."""
-    assert Rule().reason(costly(8, "mean<=1ms"), lambda _: 0.0) is None
+    """A search that has no answer yet goes on, unless none can be had, and so does one that cannot judge."""
+    assert Rule().reason(costly(8, "mean<=9ms"), lambda _: 0.0) is None
+    assert Rule(early=False).reason(costly(8, "mean<=1ms"), lambda _: 0.0) is None
     assert Rule().reason(replace(costly(8, "mean<=2x"), trials=()), lambda _: 0.0) is None
 
 
