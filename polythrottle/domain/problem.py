@@ -25,6 +25,8 @@ _FAR_OUT = ("p90", "p95", "p99")
 _LEAST = 1e-12
 _MOST = 1e12
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
+_SEARCHED = re.compile(r"([?&])knobs=\w*(?:,\w+(?![\w:/?]))*(&?)")
+"""The option of a device that names the knobs to search; a comma that a scheme follows begins the next device."""
 _SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 
 
@@ -228,6 +230,11 @@ class Objective(StrEnum):
     def words(self) -> str:
         """What is minimised, in words."""
         return {Objective.EDP: "energy-delay product", Objective.LATENCY: "mean latency"}.get(self, "energy per item")
+
+
+def device_alone(uri: str) -> str:
+    """Return a device's URI without the option that says which of its knobs are searched: it is no other device."""
+    return _SEARCHED.sub(lambda option: option[1] if option[2] else "", uri)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from polythrottle.domain.errors import SloUnmet
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.measurement import Interval, Measurement, saving_interval
-from polythrottle.domain.problem import Objective
+from polythrottle.domain.problem import Objective, device_alone
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import WORTHWHILE, Study, card_html, show_energy, show_point, show_saving
-from polythrottle.domain.units import show_excess
+from polythrottle.domain.units import show_excess, show_name
 
 _TIGHT = 300
 """A limit that the closest trial misses by so many times looks as if its unit were wrong; seconds for milliseconds are
@@ -169,7 +169,7 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
     problem = study.problem
     now = _searched(study)
     pairs = (
-        (older.device, problem.device),
+        (device_alone(older.device), device_alone(problem.device)),
         (older.workload, problem.workload),
         (str(older.provenance.get("objective", Objective.ENERGY)), str(problem.objective)),
         # Limits as they were written: those in `slo` are absolute, and a multiple comes out differently each time.
@@ -178,6 +178,8 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
     other = next((was or "no SLO" for was, asked in pairs if was != asked), None)
     if other is not None:
         return other
+    if older.device != problem.device and set(older.point) != set(problem.space.names):
+        return f"other knobs: {', '.join(map(show_name, older.point))}"
     # A profile that says nothing of contents is taken at its word.
     if older.provenance.get("content", now["content"]) != now["content"]:
         return "other contents of device or workload"

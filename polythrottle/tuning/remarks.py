@@ -141,7 +141,8 @@ def _why_not(study: Study, preset: Reference) -> str:
     """Return why a preset that holds the SLO for less is not the answer."""
     held = [show_name(name) for name in preset.point if name not in study.problem.space.names]
     if held:
-        return f"it also sets {', '.join(held)}, which was not searched; --knobs adds knobs"
+        were = "was" if len(held) == 1 else "were"
+        return f"it also sets {', '.join(held)}, which {were} not searched; --knobs adds knobs"
     return "presets are measured once, after the search, and are not searched"
 
 

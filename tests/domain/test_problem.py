@@ -5,7 +5,7 @@ from builders import measured, problem, study
 
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.measurement import Latency, Measurement, Window
-from polythrottle.domain.problem import Constraint
+from polythrottle.domain.problem import Constraint, device_alone
 from polythrottle.domain.study import Trial, TrialState
 
 
@@ -100,6 +100,21 @@ def test_an_slo_text_reads_back() -> None:
     """The text of a constraint means the same constraint."""
     for text in ("p99<=25ms", "mean<=1.2x", "power<=20W", "throughput>=30/s"):
         assert Constraint.parse(str(Constraint.parse(text))) == Constraint.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("uri", "alone"),
+    [
+        ("sim:jetson-tx2?knobs=", "sim:jetson-tx2"),
+        ("sim:a?seed=1&knobs=gpu_max_mhz,mem_mhz", "sim:a?seed=1"),
+        ("sim:a?knobs=gpu_max_mhz&seed=1", "sim:a?seed=1"),
+        ("sim:a?knobs=gpu_max_mhz,mem_mhz,sim:b?knobs=,ssh://c", "sim:a,sim:b,ssh://c"),
+        ("nvml:0,2", "nvml:0,2"),
+    ],
+)
+def test_the_knobs_that_are_searched_make_no_other_device(uri: str, alone: str) -> None:
+    """They are an option of the URI, which people are not shown."""
+    assert device_alone(uri) == alone
 
 
 def test_slack_is_what_is_left() -> None:

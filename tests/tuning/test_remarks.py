@@ -174,7 +174,11 @@ def test_what_measured_less_than_the_answer_is_told_with_why_it_is_not_taken() -
         *("trial 2 measured 20.0% less", "trial 3 measured 10.0% less")
     ]
     assert "but the model of all trials expects its point to take more" in list(passed_over(chosen))[1][1]
-    for levels, why in (({"cpu_max_hz": 1}, "it also sets cpu_max_mhz"), ({}, "presets are measured once")):
+    for levels, why in (
+        ({"cpu_max_hz": 1}, "it also sets cpu_max_mhz, which was not searched"),
+        ({"cpu_max_hz": 1, "mem_hz": 1}, "it also sets cpu_max_mhz, mem_mhz, which were not searched"),
+        ({}, "presets are measured once"),
+    ):
         beside = whole.with_reference(Reference("15W", OperatingPoint(levels), measured(0.01, 0.45)))
         assert list(passed_over(beside))[1][1].startswith(f"preset 15W measured 50.0% less, but {why}")
     late = whole.with_reference(Reference("MAXN", OperatingPoint({}), measured(0.05, 0.1)))

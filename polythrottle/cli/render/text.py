@@ -25,10 +25,10 @@ from polythrottle.domain.measurement import (
     saving_interval,
 )
 from polythrottle.domain.metrics import OF_CLASS, why_untold
-from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.problem import Constraint, Objective, device_alone
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Study, Trial
-from polythrottle.domain.units import show, show_excess, show_share, show_span
+from polythrottle.domain.units import show, show_excess, show_name, show_share, show_span
 from polythrottle.storage.untrusted import printable
 from polythrottle.tuning.remarks import passed_over
 from polythrottle.tuning.stopping import is_conclusive
@@ -54,7 +54,7 @@ def print_tuning(tuning: "Tuning") -> None:
     """Print the answer of a study in at most 80 columns, paths apart."""
     study = tuning.study
     console = plain_console()
-    _print_grid(console, (study.problem.device, study.problem.workload), _lines(tuning))
+    _print_grid(console, (device_alone(study.problem.device), study.problem.workload), _lines(tuning))
     if study.problem.objective is Objective.PARETO and study.judgeable:
         _print_front(console, study)
     written = {"profile": tuning.profile_path, "journal": tuning.journal_path, "report": tuning.report_path}
@@ -331,8 +331,18 @@ def _gain(tuning: "Tuning", best: Measurement) -> "Iterator[tuple[str, str | Tex
     if study.within_noise:
         yield "", Text(_within_noise(tuning), "yellow")
     elif study.default_will_do:
-        gained = "nothing is to be gained here" if is_conclusive(tuning.ended) else "nothing gained so far"
-        yield "", f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
+        yield "", _no_gain(tuning)
+
+
+def _no_gain(tuning: "Tuning") -> str:
+    """Return that the default is as good as what was found, and with which knobs; others may still gain something."""
+    knobs = [show_name(knob.name) for knob in tuning.study.problem.space.knobs if len(knob.levels) > 1]
+    if not knobs:
+        return "nothing to search: no knob has more than one level"
+    gained = "nothing gained so far"
+    if is_conclusive(tuning.ended):
+        gained = f"nothing is to be gained with {', '.join(knobs)}"
+    return f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
 
 
 def _older(tuning: "Tuning") -> "Iterator[tuple[str, str]]":
