@@ -13,7 +13,7 @@ from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.metrics import FLOORS, METRICS, OF_CLASS, PromptClass, is_metric, split_metric, unit_of
 from polythrottle.domain.space import SearchSpace
-from polythrottle.domain.units import parse_quantity, show
+from polythrottle.domain.units import parse_quantity, show, show_excess
 
 _RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*([<>≤≥⩽⩾]=?)\s*([^=\s].*?)\s*")
 _FOR = re.compile(r"(.*?)\s+for\s+(.*)", re.DOTALL | re.IGNORECASE)
@@ -156,6 +156,18 @@ class Constraint:
         """Return by what fraction of the limit a measurement breaks it; 0 if it holds."""
         # Never a division by zero: a limit is at least `_LEAST`.
         return max(0.0, -self.slack(measurement) / self.limit)
+
+    def show_excess(self, measurement: Measurement, decimals: int = 0) -> str:
+        """Return by how much a measurement breaks the limit: ``33%`` of it, ``4.5 °C``, ``12 times the limit``."""
+        # Degrees Celsius have no shares: where they begin is a convention.
+        if self.unit == "c":
+            return self.show(max(0.0, -self.slack(measurement)))
+        return show_excess(self.excess(measurement), decimals)
+
+    @property
+    def beyond(self) -> str:
+        """On which side of the limit a measurement lies that breaks it: ``over``, or ``short`` of a floor."""
+        return "short" if self.at_least else "over"
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="

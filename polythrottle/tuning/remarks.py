@@ -10,7 +10,7 @@ from polythrottle.domain.measurement import MOST_QUERIES, Measurement, Window
 from polythrottle.domain.ports import Device, Inspectable, findings_of
 from polythrottle.domain.problem import Objective
 from polythrottle.domain.study import Reference, Study, TrialState
-from polythrottle.domain.units import show, show_excess, show_name
+from polythrottle.domain.units import show, show_name
 
 EVERY = 10
 """After every so many completed trials without a feasible one it is said that there is none."""
@@ -296,6 +296,6 @@ def _before(study: Study) -> Measurement | None:
 
 def _nearest(study: Study) -> str:
     closest = study.closest
-    if closest is None or closest.measurement is None:
+    if closest is None or closest.measurement is None or (limit := study.most_broken(closest.measurement)) is None:
         return ""
-    return f": trial {closest.number} is closest, {show_excess(study.excess(closest.measurement))} over"
+    return f": trial {closest.number} is closest, {limit.show_excess(closest.measurement)} {limit.beyond}"

@@ -133,6 +133,17 @@ def test_a_search_that_finds_nothing_says_so_before_its_end(capsys: pytest.Captu
     assert not re.search(r"\d{4,}(\.\d+)? ?%", shown.out + shown.err)
 
 
+def test_a_table_without_a_p99_is_told_by_what_is_limited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No line shows a dash for a metric that nobody measured; one point is one point, and a floor is fallen short of."""
+    (tmp_path / "one.csv").write_text("gpu_max_hz,latency_s,energy_j\n100000000,0.01,1\n")
+    assert run(["tune", "-d", "replay:one.csv", "--slo", "throughput>=200/s", "--no-history"]) == 5
+    shown = capsys.readouterr()
+    assert "mean 10 ms, throughput 100 /s, breaks the SLO" in " ".join(shown.err.split())
+    assert "p99" not in shown.err
+    assert "1 of 1 point, 1 infeasible (worst 50% short, together 50%)" in " ".join(shown.out.split())
+    assert "the one measured point does not hold throughput>=200 /s" in shown.err
+
+
 def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """One line says so and how to replace it; the document has it too."""
     words = ["tune", "-d", "replay:t.csv", "--slo", "mean<=2x", "--out", "p.toml", "--trials"]

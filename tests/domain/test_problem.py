@@ -103,6 +103,23 @@ def test_an_slo_text_reads_back() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slo", "seen", "amount", "side"),
+    [
+        ("mean<=8ms", {"latency_s": 0.01}, "25%", "over"),
+        ("mean<=1ms", {"latency_s": 0.013}, "12 times the limit", "over"),
+        ("throughput>=200/s", {"latency_s": 0.02}, "75%", "short"),
+        ("temperature<=10C", {"temperature_c": 45.5}, "35.5 °C", "over"),
+        ("temperature<=60C", {"temperature_c": 45.5}, "0 °C", "over"),
+    ],
+)
+def test_a_broken_limit_is_told_as_people_do(slo: str, seen: dict[str, float], amount: str, side: str) -> None:
+    """A floor is fallen short of, and degrees are no share of a limit."""
+    limit = Constraint.parse(slo)
+    assert limit.show_excess(measured(**seen)) == amount
+    assert limit.beyond == side
+
+
+@pytest.mark.parametrize(
     ("uri", "alone"),
     [
         ("sim:jetson-tx2?knobs=", "sim:jetson-tx2"),

@@ -215,9 +215,11 @@ def _holding(found: Explanation) -> Iterator[tuple[str, str]]:
 
 def _standing(limit: Limit, words: str) -> str:
     unit = _UNITS[limit.constraint.unit]
-    left = "left" if limit.slack >= 0 else "over"
+    left = "left" if limit.slack >= 0 else limit.constraint.beyond
     text = f"{show(limit.value, unit)}, limit {show(limit.constraint.limit, unit)}: "
-    text += f"{show(abs(limit.slack), unit)} ({show_excess(abs(limit.slack_fraction), 1)}) {left}"
+    share = f" ({show_excess(abs(limit.slack_fraction), 1)})"
+    # Of degrees Celsius nothing is a share.
+    text += f"{show(abs(limit.slack), unit)}{share * (limit.constraint.unit != 'c')} {left}"
     if 0 < abs(limit.slack) < _FAR * limit.noise:
         text += f", {abs(limit.slack) / limit.noise:.1f} x the noise of a trial"
     if not limit.binds or limit.saving is None or limit.sure is None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from polythrottle.api.outcome import energy_kind, show_joules, show_point
 from polythrottle.backends import names_more_than_here
-from polythrottle.cli.output import called_as, grid, optional, suffix
+from polythrottle.cli.output import called_as, grid, optional, several, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.measurement import (
     MOST_QUERIES,
@@ -262,7 +262,8 @@ def print_sweep(swept: "Swept") -> None:
     console = plain_console()
     kept = suffix(swept.kept, ", {} kept from before")
     failed = suffix(len(swept.failed), ", {} failed")
-    console.print(f"{swept.measured} points measured{kept}{failed} ({swept.energy_kind} energy)", soft_wrap=True)
+    made = several(swept.measured, "point")
+    console.print(f"{made} measured{kept}{failed} ({swept.energy_kind} energy)", soft_wrap=True)
     for point, failure in swept.failed[:5]:
         console.print(f"  failed: {show_point(point)}: {failure}", soft_wrap=True, markup=False)
     if swept.overloaded:
@@ -381,6 +382,8 @@ def _ladder(tuning: "Tuning") -> str:
         return f"none: {tuning.unladdered}"
     # Rungs are sorted by the load they carry.
     low, high = (_about(ladder.rungs[end].rate_per_s) for end in (0, -1))
+    if len(ladder.rungs) == 1:
+        return f"1 rung, up to {high}/s"
     return f"{len(ladder.rungs)} rungs, {low}/s to {high}/s"
 
 
@@ -509,16 +512,26 @@ def _trials(study: Study) -> str:
     made = len(study.trials)
     infeasible = study.infeasible
     failed = made - len(study.completed)
-    text = f"{made} of {len(study.problem.space):,} points, {len(infeasible)} infeasible"
-    if infeasible:
-        worst = max(study.excess(trial.measurement) for trial in infeasible if trial.measurement)
-        text += f" (worst {show_excess(worst)} over, together {show_excess(study.total_excess)})"
+    text = f"{made:,} of {several(len(study.problem.space), 'point')}, {len(infeasible):,} infeasible{_excess(study)}"
     text += suffix(len(study.stopped_early), ", {} stopped early")
     text += suffix(failed, ", {} failed")
     if study.requests is None or not study.completed:
         return text
     each = study.requests / len(study.completed)
     return f"{text}; {each:,.0f} requests each (the paper: {_PAPER_REQUESTS:,})"
+
+
+def _excess(study: Study) -> str:
+    """Return by how much limits were broken, at worst and in all; nothing where none was."""
+    broken = [trial.measurement for trial in study.infeasible if trial.measurement is not None]
+    worst = max(broken, key=study.excess, default=None)
+    if worst is None or (limit := study.most_broken(worst)) is None:
+        return ""
+    together = ""
+    # Shares of a limit add up; degrees over one say nothing in sum.
+    if all(each.unit != "c" for each in study.constraints):
+        together = f", together {show_excess(study.total_excess)}"
+    return f" (worst {limit.show_excess(worst)} {limit.beyond}{together})"
 
 
 def _presets(study: Study) -> Iterator[tuple[str, str]]:
