@@ -73,7 +73,7 @@ def test_the_document_says_what_the_search_did(capsys: pytest.CaptureFixture[str
     assert not any(trial["feasible"] for trial in early)
     assert found["infeasible_excess"] > 0
     journal = found["journal"]
-    found = document(capsys, "tune", *ORIN, "--trials", "2", "--no-presets", "--history", journal, "--risk", "0.1")
+    found = document(capsys, "tune", *ORIN, "--trials", "2", "--no-presets", "--history", journal, "--risk", "10%")
     assert [(one["path"], one["trials"]) for one in found["history"]] == [(journal, 9)]
     assert found["risk"] == 0.1
 
@@ -134,7 +134,7 @@ def test_a_search_that_finds_nothing_says_so_before_its_end(capsys: pytest.Captu
 
 
 def test_a_table_without_a_p99_is_told_by_what_is_limited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """No line shows a dash for a metric that nobody measured; one point is one point, and a floor is fallen short of."""
+    """Nothing is shown of a metric nobody measured; one point is one point, and a floor is fallen short of."""
     (tmp_path / "one.csv").write_text("gpu_max_hz,latency_s,energy_j\n100000000,0.01,1\n")
     assert run(["tune", "-d", "replay:one.csv", "--slo", "throughput>=200/s", "--no-history"]) == 5
     shown = capsys.readouterr()
