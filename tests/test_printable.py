@@ -28,6 +28,12 @@ def test_what_cannot_be_printed_becomes_a_blank() -> None:
     assert printable("é 水 · ≤ 5 °C – “x”") == "é 水 · ≤ 5 °C – “x”"
 
 
+def test_a_byte_of_a_name_that_is_no_text_is_written_out() -> None:
+    """Other surrogates stand for no byte, and become blanks."""
+    assert printable("n\udcff\udce9.jsonl") == r"n\xff\xe9.jsonl"
+    assert printable("a\ud800b\udc00c") == "a b c"
+
+
 def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the command line, of the actuator, of the API, and of foreign code."""
     complain(HOSTILE)

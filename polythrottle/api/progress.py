@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from polythrottle.api.outcome import energy_kind, show_joules, show_point
 from polythrottle.domain.errors import DeviceError, InvalidInput
-from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.measurement import EnergyKind, Measurement
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.domain.units import show, show_name, show_number
@@ -232,7 +232,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
 
 
 def _plain(study: Study, trial: Trial) -> str:
-    number, _, mean, p99, energy = _cells(trial)
+    number, _, _, _, energy = _cells(trial)
     point = _tied(trial.point)
     if trial.measurement is None:
         return f"trial {number}: failed: {trial.failure} ({point})"
@@ -243,7 +243,18 @@ def _plain(study: Study, trial: Trial) -> str:
     verdict = ""
     if not study.feasible(trial):
         verdict = f", breaks the SLO{', stopped early' * trial.measurement.censored}"
-    return f"trial {number}: {energy}{kind} per item, mean {mean}, p99 {p99}{verdict} ({point})"
+    return f"trial {number}: {energy}{kind} per item, {_seen(study, trial.measurement)}{verdict} ({point})"
+
+
+def _seen(study: Study, measured: Measurement) -> str:
+    """Return mean and p99 of a trial; where no p99 was measured, what limits are on instead."""
+    shown = {"mean": show(measured.latency.mean_s, "s")}
+    if measured.latency.p99_s is not None:
+        shown["p99"] = show(measured.latency.p99_s, "s")
+    else:
+        values = {limit: measured.metric(limit.metric) for limit in study.problem.constraints}
+        shown.update({limit.metric: limit.show(value) for limit, value in values.items() if value is not None})
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 # Progress in a notebook's cell: what a terminal would show, as HTML that is replaced, with IPython alone.

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.storage.untrusted import printable
 
 if TYPE_CHECKING:
     from polythrottle.domain.space import Level
@@ -97,7 +98,7 @@ def check_text(context: typer.Context) -> None:
                 word.encode()
             except UnicodeEncodeError as error:
                 why = "is not text in UTF-8, which journals and profiles are; rename it"
-                raise InvalidInput(f"{word!r} {why}") from error
+                raise InvalidInput(f"'{printable(word)}' {why}") from error
 
 
 def check_count(option: str, count: int, least: int, most: int = 100_000) -> None:
@@ -416,7 +417,7 @@ class StudyOptions(OptionGroup):
     method: Annotated[str, typer.Option("--method", metavar="NAME", help="bayes, random, grid, paper, …")] = "bayes"
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Randomness of the method.")] = 0
     risk: Annotated[
-        float | None,
+        str | None,
         typer.Option("--risk", metavar="R", help="Chance that the search breaks the SLO; 0.05 in production."),
     ] = None
     error_budget: Annotated[
@@ -447,7 +448,7 @@ class StudyOptions(OptionGroup):
             "objective": self._objective(),
             "method": self.method,
             "seed": self.seed,
-            "risk": self.risk,
+            "risk": share("--risk", self.risk, "0.05 or 5%"),
             "error_budget": self.error_budget,
             "history": self._history(),
             "priors": self.as_prior or (),
@@ -576,9 +577,8 @@ def share(option: str, text: str | None, example: str = "2%") -> float | None:
     """
     if text is None:
         return None
-    number = text.strip().removesuffix("%")
     try:
-        fraction = float(number)
+        fraction = float(text.strip().removesuffix("%"))
     except ValueError:
         fraction = math.nan
     if not math.isfinite(fraction):

@@ -97,7 +97,7 @@ class RuleOptions(OptionGroup):
         str | None, typer.Option("--history", metavar="DIR|GLOB|leave-one-out", help="Earlier studies to learn from.")
     ] = None
     risk: Annotated[
-        float | None,
+        str | None,
         typer.Option("--risk", metavar="R", help="Chance that a search breaks the SLO, for those who heed it."),
     ] = None
     until: Annotated[
@@ -124,7 +124,7 @@ class RuleOptions(OptionGroup):
                 self._processes,
                 live.counted,
                 history=self.history,
-                risk=self.risk,
+                risk=self._chance,
                 until=share("--until", self.until, "5%"),
             )
         self._say_who_learnt(found)
@@ -136,13 +136,17 @@ class RuleOptions(OptionGroup):
         from polythrottle.lab import bench
 
         methods = self._methods()
-        rules = bench.Rules(bench.WHOLE_TRIALS if self.trials is None else self.trials, self.history, self.risk)
+        rules = bench.Rules(bench.WHOLE_TRIALS if self.trials is None else self.trials, self.history, self._chance)
         with LiveSweep("searching") as live:
             slos = self.slo or _FACTORS
             processes = self._processes
             found = bench.run_whole(sources, slos, methods, self.seeds, rules, processes, live.counted)
         self._say_who_learnt(found)
         return found
+
+    @property
+    def _chance(self) -> float | None:
+        return share("--risk", self.risk, "0.05 or 5%")
 
     @property
     def _processes(self) -> int:
@@ -170,7 +174,7 @@ class RuleOptions(OptionGroup):
 
         deaf = [one.label for one in entrants(methods) if not one.learns]
         if self.risk is not None and deaf:
-            typer.echo(f"--risk {self.risk:g} has no effect on {', '.join(deaf)}: it cannot be set there", err=True)
+            typer.echo(f"--risk {self._chance:g} has no effect on {', '.join(deaf)}: it cannot be set there", err=True)
 
 
 @app.command(

@@ -30,6 +30,7 @@ from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests, check_
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Level
+from polythrottle.domain.units import show_count
 from polythrottle.storage.untrusted import last_line
 
 _NICE = 10
@@ -507,7 +508,7 @@ def _spelled(options: Mapping[str, str]) -> set[str]:
 
 def spent_words(late: float, error_budget: str) -> str:
     """Return what a study has spent of its error budget, for people."""
-    return f"{late:.4g} of {error_budget} requests late beyond the SLO's own share"
+    return f"{show_count(late)} of {error_budget} requests late beyond the SLO's own share"
 
 
 def begun_with(journal: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.problem import Constraint, Problem
-from polythrottle.domain.units import span_s
+from polythrottle.domain.units import show_count, span_s
 
 _AMOUNT = re.compile(r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})(%?)")
 # Without itl: its percentile is one of the gaps between tokens, of which a request has many.
@@ -95,7 +95,7 @@ class ErrorBudget:
 
     def words(self, problem: Problem, trials: int) -> str:
         """Return what is allowed, for people."""
-        most = f"at most {self.requests(problem, trials):,.4g} requests late beyond the SLO's own share"
+        most = f"at most {show_count(self.requests(problem, trials))} requests late beyond the SLO's own share"
         if self.share is not None:
             return f"{most} ({self.text} of the {self.expected(problem, trials):,} that {trials} trials may send)"
         if self.count is not None:
@@ -206,9 +206,12 @@ class ErrorAccount:
     def words(self) -> str:
         """All of it, for people."""
         late = ", ".join(f"{self.spent.late.get(name, 0):,} over {name}" for name in self.metrics)
-        lost = f", {self.spent.forfeited:.4g} put down for trials whose end nobody saw" * bool(self.spent.forfeited)
-        beyond = max(self.spent.beyond.values(), default=0.0)
-        return f"{self.allowed}: {late} of {self.spent.sent:,} sent, {beyond:.4g} beyond it{lost}; {self.left:.4g} left"
+        lost = ""
+        if self.spent.forfeited:
+            lost = f", {show_count(self.spent.forfeited)} put down for trials whose end nobody saw"
+        beyond = show_count(max(self.spent.beyond.values(), default=0.0))
+        left = show_count(self.left)
+        return f"{self.allowed}: {late} of {self.spent.sent:,} sent, {beyond} beyond it{lost}; {left} left"
 
 
 def single_metrics(constraints: Sequence[Constraint]) -> tuple[str, ...]:

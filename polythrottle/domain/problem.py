@@ -13,7 +13,7 @@ from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.metrics import FLOORS, METRICS, OF_CLASS, PromptClass, is_metric, split_metric, unit_of
 from polythrottle.domain.space import SearchSpace
-from polythrottle.domain.units import parse_quantity, show
+from polythrottle.domain.units import parse_quantity, show, show_excess
 
 _RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*([<>≤≥⩽⩾]=?)\s*([^=\s].*?)\s*")
 _FOR = re.compile(r"(.*?)\s+for\s+(.*)", re.DOTALL | re.IGNORECASE)
@@ -25,6 +25,8 @@ _FAR_OUT = ("p90", "p95", "p99")
 _LEAST = 1e-12
 _MOST = 1e12
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
+_SEARCHED = re.compile(r"([?&])knobs=\w*(?:,\w+(?![\w:/?]))*(&?)")
+"""The option of a device that names the knobs to search; a comma that a scheme follows begins the next device."""
 _SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 
 
@@ -155,6 +157,18 @@ class Constraint:
         # Never a division by zero: a limit is at least `_LEAST`.
         return max(0.0, -self.slack(measurement) / self.limit)
 
+    def show_excess(self, measurement: Measurement, decimals: int = 0) -> str:
+        """Return by how much a measurement breaks the limit: ``33%`` of it, ``4.5 °C``, ``12 times the limit``."""
+        # Degrees Celsius have no shares: where they begin is a convention.
+        if self.unit == "c":
+            return self.show(max(0.0, -self.slack(measurement)))
+        return show_excess(self.excess(measurement), decimals)
+
+    @property
+    def beyond(self) -> str:
+        """On which side of the limit a measurement lies that breaks it: ``over``, or ``short`` of a floor."""
+        return "short" if self.at_least else "over"
+
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
         metric, prompts = split_metric(self.metric)
@@ -228,6 +242,11 @@ class Objective(StrEnum):
     def words(self) -> str:
         """What is minimised, in words."""
         return {Objective.EDP: "energy-delay product", Objective.LATENCY: "mean latency"}.get(self, "energy per item")
+
+
+def device_alone(uri: str) -> str:
+    """Return a device's URI without the option that says which of its knobs are searched: it is no other device."""
+    return _SEARCHED.sub(lambda option: option[1] if option[2] else "", uri)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from polythrottle.domain.errors import SloUnmet
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.measurement import Interval, Measurement, saving_interval
-from polythrottle.domain.problem import Objective
+from polythrottle.domain.problem import Objective, device_alone
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import WORTHWHILE, Study, card_html, show_energy, show_point, show_saving
-from polythrottle.domain.units import show_excess
+from polythrottle.domain.units import show_name
 
 _TIGHT = 300
 """A limit that the closest trial misses by so many times looks as if its unit were wrong; seconds for milliseconds are
@@ -101,7 +101,7 @@ class Profile:
             yield "trials", f"{self.provenance['trials']} by {self.provenance.get('method', 'an unknown method')}{date}"
         if self.ladder is not None:
             rungs = self.ladder.rungs
-            yield "ladder", f"{len(rungs)} rungs up to {rungs[-1].rate_per_s:.4g} requests/s"
+            yield "ladder", f"{len(rungs)} rung{'s' * (len(rungs) > 1)} up to {rungs[-1].rate_per_s:.4g} requests/s"
 
     @classmethod
     def of(cls, study: Study, provenance: Mapping[str, str | int]) -> Profile:
@@ -169,7 +169,7 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
     problem = study.problem
     now = _searched(study)
     pairs = (
-        (older.device, problem.device),
+        (device_alone(older.device), device_alone(problem.device)),
         (older.workload, problem.workload),
         (str(older.provenance.get("objective", Objective.ENERGY)), str(problem.objective)),
         # Limits as they were written: those in `slo` are absolute, and a multiple comes out differently each time.
@@ -178,6 +178,8 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
     other = next((was or "no SLO" for was, asked in pairs if was != asked), None)
     if other is not None:
         return other
+    if older.device != problem.device and set(older.point) != set(problem.space.names):
+        return f"other knobs: {', '.join(map(show_name, older.point))}"
     # A profile that says nothing of contents is taken at its word.
     if older.provenance.get("content", now["content"]) != now["content"]:
         return "other contents of device or workload"
@@ -219,13 +221,16 @@ def _nearest_miss(study: Study) -> str:
         return "no trial was measured, so no point is known to hold the SLO"
     worst = max(study.constraints, key=lambda constraint: constraint.excess(closest.measurement))  # type: ignore[arg-type]
     over = worst.excess(closest.measurement)
+    none = f"none of {len(study.completed):,} measured points holds"
+    if len(study.completed) == 1:
+        none = "the one measured point does not hold"
     hint = ""
     # A multiple has no unit to be mistaken in.
     if worst.timed and not worst.relative and over >= _TIGHT:
         meant = str(replace(worst, limit=1000 * worst.limit)).replace(" ", "")
         hint = f"; was {meant} meant?"
     return (
-        f"none of {len(study.completed)} measured points holds {' and '.join(map(str, study.constraints))}; "
-        f"trial {closest.number} came closest and misses {worst} by {show_excess(over, 1)} "
+        f"{none} {' and '.join(map(str, study.constraints))}; "
+        f"trial {closest.number} came closest and misses {worst} by {worst.show_excess(closest.measurement, 1)} "
         f"({show_point(closest.point)}){hint}"
     )

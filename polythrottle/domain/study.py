@@ -303,6 +303,11 @@ class Study:
         """Return by what fraction the worst broken limit is exceeded; 0 if all hold."""
         return max((constraint.excess(measurement) for constraint in self.constraints), default=0.0)
 
+    def most_broken(self, measurement: Measurement) -> Constraint | None:
+        """Return the limit that a measurement breaks by the largest fraction; None if it breaks none."""
+        worst = max(self.constraints, key=lambda constraint: constraint.excess(measurement), default=None)
+        return worst if worst is not None and worst.excess(measurement) > 0 else None
+
     def verdict(self, measurement: Measurement) -> bool | None:
         """Return whether a measurement meets every constraint; None if a limit or one of its metrics is unknown."""
         if not self.judgeable or any(measurement.metric(one.metric) is None for one in self.constraints):

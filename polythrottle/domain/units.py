@@ -24,6 +24,7 @@ _FACTORS: dict[str, dict[str, float]] = {
     "hz": {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9},
 }
 _MANY = 10
+_WHOLES = 9999.5
 MOST_LEVEL = 1e18
 """Every level of a knob lies below, in whatever unit it is written."""
 _LISTED = 8
@@ -203,6 +204,13 @@ def show(value: float | None, unit: str) -> str:
         if abs(value) >= factor * 0.9995 and not (unit == "s" and prefix == "k"):
             return f"{value / factor:.4g} {prefix}{unit}"
     return f"{value * 1e9:.4g} n{unit}"
+
+
+def show_count(count: float) -> str:
+    """Return how many, parts of one where they tell: ``31.16``, ``1,234``, ``12,000``."""
+    if count < _WHOLES:
+        return f"{count:,.4g}"
+    return f"{count:,.0f}"
 
 
 def show_excess(fraction: float, decimals: int = 0) -> str:

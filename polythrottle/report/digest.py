@@ -191,11 +191,6 @@ class Digest:
         return sum(self.verdict(measurement) is None for _, measurement in self.measured)
 
     @property
-    def worst_excess(self) -> float:
-        """By what fraction the worst trial exceeds a limit."""
-        return max((self.study.excess(measurement) for measurement in self.broken), default=0.0)
-
-    @property
     def total_excess(self) -> float:
         """By what fractions of their limits the trials known to break the SLO exceed them, summed."""
         return sum(self.study.excess(measurement) for measurement in self.broken)

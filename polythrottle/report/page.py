@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from polythrottle.domain.errors import StorageError
+from polythrottle.domain.problem import device_alone
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.study import Study, TrialState
 from polythrottle.domain.units import show_name
@@ -284,7 +285,7 @@ def report_html(
         profile: File with the answer; the page says how to apply it.
     """
     digest = Digest(study)
-    heading = title or f"{study.problem.workload or 'workload'} on {study.problem.device or 'device'}"
+    heading = title or f"{study.problem.workload or 'workload'} on {device_alone(study.problem.device) or 'device'}"
     # matplotlib's settings are global, so those of a caller are put back.
     with styled():
         body = tag("main", *_sections(digest, heading, facts, profile))

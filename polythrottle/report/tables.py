@@ -144,11 +144,7 @@ def _stats(digest: Digest) -> Iterable[Html]:
     count = len(digest.study.trials)
     size = len(digest.study.problem.space)
     yield _stat("trials", f"{count:,}", f"in a space of {size:,} point{'s' * (size > 1)}")
-    worst = percent(digest.worst_excess)
-    all_in_all = percent(digest.total_excess)
-    over = ""
-    if digest.broken:
-        over = f", worst by {worst}, together {all_in_all}"
+    over = _worst(digest)
     unknown = ""
     if digest.unjudged:
         unknown = f", {digest.unjudged:,} not judged"
@@ -210,10 +206,30 @@ def _held(name: str, bound: Constraint, measurement: Measurement, limit: str) ->
 
 
 def _room(bound: Constraint, measurement: Measurement) -> str:
-    over = bound.excess(measurement)
-    if over:
-        return f"broken by {percent(over)}"
+    if bound.excess(measurement):
+        return f"broken by {_excess(bound, measurement)}"
+    if bound.unit == "c":
+        return f"{_value(bound.metric, bound.slack(measurement))} to spare"
     return f"{percent(bound.slack(measurement) / bound.limit)} to spare"
+
+
+def _worst(digest: Digest) -> str:
+    """Return by how much the SLO was broken at worst and in all, to follow how often it was."""
+    worst = max(digest.broken, key=digest.study.excess, default=None)
+    if worst is None or (limit := digest.study.most_broken(worst)) is None:
+        return ""
+    together = ""
+    # Shares of a limit add up; degrees over one say nothing in sum.
+    if all(bound.unit != "c" for bound in digest.study.problem.constraints):
+        together = f", together {percent(digest.total_excess)}"
+    return f", worst by {_excess(limit, worst)}{together}"
+
+
+def _excess(bound: Constraint, measurement: Measurement) -> str:
+    """Return by how much a limit is broken: its share, or degrees, of which nothing is a share."""
+    if bound.unit == "c":
+        return bound.show_excess(measurement)
+    return percent(bound.excess(measurement))
 
 
 def _stat(name: str, value: str, note: str) -> Html:
@@ -426,7 +442,10 @@ class TrialTable:
             return "–"
         if verdict:
             return "holds"
-        return f"over by {percent(self._digest.study.excess(measurement))}"
+        limit = self._digest.study.most_broken(measurement)
+        if limit is None:
+            return f"over by {percent(0.0)}"
+        return f"{limit.beyond} by {_excess(limit, measurement)}"
 
 
 def _alike(name: str, points: Sequence[OperatingPoint]) -> bool:

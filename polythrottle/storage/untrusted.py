@@ -29,10 +29,22 @@ numbers beyond any bound, and nesting without end."""
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, with a blank for each character that cannot be printed."""
+    """Return a text in one line, with a blank for each character that cannot be printed.
+
+    A byte of a file name that is no UTF-8 is written out in hexadecimal: without it the name would be another.
+    """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else " " for each in text)
+    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    """Return what stands for a character that cannot be printed."""
+    # Python reads such a byte as the surrogate of the same last eight bits (PEP 383).
+    byte = ord(character) - 0xDC00
+    if 0x80 <= byte <= 0xFF:
+        return f"\\x{byte:02x}"
+    return " "
 
 
 def last_line(output: bytes | str, most: int = 300) -> str:

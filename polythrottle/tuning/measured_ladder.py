@@ -159,7 +159,7 @@ def ladder_of(services: Iterable[PointPerformance], slo_s: float, seed: int = 0)
         seed: Of the arrivals the queues are computed with.
 
     Raises:
-        SloUnmet: If no point holds it even at the lowest rate.
+        SloUnmet: If no point holds it at the lowest of the rates tried; still lower ones may do.
     """
     lax_s = _LAX * slo_s
     known = list(services)
@@ -176,7 +176,10 @@ def ladder_of(services: Iterable[PointPerformance], slo_s: float, seed: int = 0)
         if (rung := _rung(able, queues, slo_s)) is not None:
             rungs.append(_priced(rung, _rung(more, queues, lax_s), lax_s - slo_s))
     if not rungs:
-        raise SloUnmet(f"no point holds p99<={slo_s * 1e3:g}ms at any rate of requests")
+        limit = f"p99<={slo_s * 1e3:g}ms"
+        if top == 0.0:
+            raise SloUnmet(f"no point holds {limit} with {1 - _MARGIN:.0%} to spare, even for requests that never wait")
+        raise SloUnmet(f"no point holds {limit} at {top * _LOWEST:.2g} requests/s, the lowest rate tried")
     return Ladder(slo_s, tuple(rungs))
 
 

@@ -10,7 +10,7 @@ from polythrottle.domain.measurement import MOST_QUERIES, Measurement, Window
 from polythrottle.domain.ports import Device, Inspectable, findings_of
 from polythrottle.domain.problem import Objective
 from polythrottle.domain.study import Reference, Study, TrialState
-from polythrottle.domain.units import show, show_excess, show_name
+from polythrottle.domain.units import show, show_name
 
 EVERY = 10
 """After every so many completed trials without a feasible one it is said that there is none."""
@@ -141,7 +141,8 @@ def _why_not(study: Study, preset: Reference) -> str:
     """Return why a preset that holds the SLO for less is not the answer."""
     held = [show_name(name) for name in preset.point if name not in study.problem.space.names]
     if held:
-        return f"it also sets {', '.join(held)}, which was not searched; --knobs adds knobs"
+        were = "was" if len(held) == 1 else "were"
+        return f"it also sets {', '.join(held)}, which {were} not searched; --knobs adds knobs"
     return "presets are measured once, after the search, and are not searched"
 
 
@@ -295,6 +296,6 @@ def _before(study: Study) -> Measurement | None:
 
 def _nearest(study: Study) -> str:
     closest = study.closest
-    if closest is None or closest.measurement is None:
+    if closest is None or closest.measurement is None or (limit := study.most_broken(closest.measurement)) is None:
         return ""
-    return f": trial {closest.number} is closest, {show_excess(study.excess(closest.measurement))} over"
+    return f": trial {closest.number} is closest, {limit.show_excess(closest.measurement)} {limit.beyond}"

@@ -151,6 +151,10 @@ def test_an_older_profile_stays_only_where_it_answers_the_same_question() -> Non
     elsewhere = replace(frugal, point=OperatingPoint({"gpu_max_hz": 1, "batch_size": 1}))
     assert verdict(elsewhere, found).words == "it was for other knobs or levels"
     assert not verdict(elsewhere, found).keeps
+    narrowed = replace(found, problem=replace(found.problem, device=f"{found.problem.device}?knobs=gpu_max_mhz"))
+    wider = replace(frugal, point=OperatingPoint({"gpu_max_hz": 1, "mem_hz": 1}))
+    assert verdict(wider, narrowed).words == "it was for other knobs: gpu_max_mhz, mem_mhz"
+    assert verdict(frugal, narrowed).keeps
     early = replace(frugal, provenance={})
     assert verdict(early, found).keeps
     assert verdict(replace(early, slo=()), found).words == "it was for no SLO"

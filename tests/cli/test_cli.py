@@ -73,7 +73,7 @@ def test_the_document_says_what_the_search_did(capsys: pytest.CaptureFixture[str
     assert not any(trial["feasible"] for trial in early)
     assert found["infeasible_excess"] > 0
     journal = found["journal"]
-    found = document(capsys, "tune", *ORIN, "--trials", "2", "--no-presets", "--history", journal, "--risk", "0.1")
+    found = document(capsys, "tune", *ORIN, "--trials", "2", "--no-presets", "--history", journal, "--risk", "10%")
     assert [(one["path"], one["trials"]) for one in found["history"]] == [(journal, 9)]
     assert found["risk"] == 0.1
 
@@ -108,7 +108,7 @@ def test_where_nothing_is_to_be_gained_it_is_said(capsys: pytest.CaptureFixture[
     found = document(capsys, *words, "9")
     assert found["nothing_to_gain"]
     assert "Nothing is gained" in Path(found["report"]).read_text()
-    for trials, told in (("8", "nothing gained so far"), ("9", "nothing is to be gained here")):
+    for trials, told in (("8", "nothing gained so far"), ("9", "nothing is to be gained with gpu_max_mhz")):
         assert run([*words, trials]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert f"{told}: the default is within 1% of the best found" in shown
@@ -131,6 +131,17 @@ def test_a_search_that_finds_nothing_says_so_before_its_end(capsys: pytest.Captu
     assert "no front: no point that was tried holds the SLO" in shown.out
     assert "times the limit" in shown.err.splitlines()[-1]
     assert not re.search(r"\d{4,}(\.\d+)? ?%", shown.out + shown.err)
+
+
+def test_a_table_without_a_p99_is_told_by_what_is_limited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nothing is shown of a metric nobody measured; one point is one point, and a floor is fallen short of."""
+    (tmp_path / "one.csv").write_text("gpu_max_hz,latency_s,energy_j\n100000000,0.01,1\n")
+    assert run(["tune", "-d", "replay:one.csv", "--slo", "throughput>=200/s", "--no-history"]) == 5
+    shown = capsys.readouterr()
+    assert "mean 10 ms, throughput 100 /s, breaks the SLO" in " ".join(shown.err.split())
+    assert "p99" not in shown.err
+    assert "1 of 1 point, 1 infeasible (worst 50% short, together 50%)" in " ".join(shown.out.split())
+    assert "the one measured point does not hold throughput>=200 /s" in shown.err
 
 
 def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from builders import measured, problem, study
 
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.measurement import Latency, Measurement, Window
-from polythrottle.domain.problem import Constraint
+from polythrottle.domain.problem import Constraint, device_alone
 from polythrottle.domain.study import Trial, TrialState
 
 
@@ -100,6 +100,38 @@ def test_an_slo_text_reads_back() -> None:
     """The text of a constraint means the same constraint."""
     for text in ("p99<=25ms", "mean<=1.2x", "power<=20W", "throughput>=30/s"):
         assert Constraint.parse(str(Constraint.parse(text))) == Constraint.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("slo", "seen", "amount", "side"),
+    [
+        ("mean<=8ms", {"latency_s": 0.01}, "25%", "over"),
+        ("mean<=1ms", {"latency_s": 0.013}, "12 times the limit", "over"),
+        ("throughput>=200/s", {"latency_s": 0.02}, "75%", "short"),
+        ("temperature<=10C", {"temperature_c": 45.5}, "35.5 °C", "over"),
+        ("temperature<=60C", {"temperature_c": 45.5}, "0 °C", "over"),
+    ],
+)
+def test_a_broken_limit_is_told_as_people_do(slo: str, seen: dict[str, float], amount: str, side: str) -> None:
+    """A floor is fallen short of, and degrees are no share of a limit."""
+    limit = Constraint.parse(slo)
+    assert limit.show_excess(measured(**seen)) == amount
+    assert limit.beyond == side
+
+
+@pytest.mark.parametrize(
+    ("uri", "alone"),
+    [
+        ("sim:jetson-tx2?knobs=", "sim:jetson-tx2"),
+        ("sim:a?seed=1&knobs=gpu_max_mhz,mem_mhz", "sim:a?seed=1"),
+        ("sim:a?knobs=gpu_max_mhz&seed=1", "sim:a?seed=1"),
+        ("sim:a?knobs=gpu_max_mhz,mem_mhz,sim:b?knobs=,ssh://c", "sim:a,sim:b,ssh://c"),
+        ("nvml:0,2", "nvml:0,2"),
+    ],
+)
+def test_the_knobs_that_are_searched_make_no_other_device(uri: str, alone: str) -> None:
+    """They are an option of the URI, which people are not shown."""
+    assert device_alone(uri) == alone
 
 
 def test_slack_is_what_is_left() -> None:

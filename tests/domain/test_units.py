@@ -12,11 +12,20 @@ from polythrottle.domain.units import (
     no_level,
     parse_quantity,
     show,
+    show_count,
     show_level,
     show_name,
     to_file,
     to_si,
 )
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0.95, "0.95"), (31.163, "31.16"), (1234.0, "1,234"), (11968.84, "11,969"), (12000, "12,000")]
+)
+def test_a_count_has_no_exponent(count: float, shown: str) -> None:
+    """Parts of one are told of few, whole ones of many."""
+    assert show_count(count) == shown
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,17 @@ def test_a_slo_nobody_holds_is_said() -> None:
         Ladder(1.0, ())
 
 
+def test_a_refused_ladder_names_the_lowest_rate_tried() -> None:
+    """Points that hold a limit once requests are rare enough are not said to hold it at no rate."""
+    # At a 64th of its rate more than one request of a hundred finds another before it; at a 1,000th none does.
+    service = _service(0.1)
+    with pytest.raises(SloUnmet) as caught:
+        ladder_of([service], 0.115)
+    assert str(caught.value) == "no point holds p99<=115ms at 0.16 requests/s, the lowest rate tried"
+    rare = np.cumsum(np.random.default_rng(0).standard_exponential(4000)) / (service.most_per_s / 1000)
+    assert simulate_queue(rare.tolist(), service, 0.0).p99_s <= 0.9 * 0.115
+
+
 @pytest.mark.slow
 def test_a_study_makes_a_ladder() -> None:
     """The points a study measured become rungs, those cut short left out."""

@@ -164,6 +164,12 @@ def test_what_is_not_known_has_a_reason() -> None:
     assert not unknown(replace(short, intervals={"energy": Interval(0.0, 2.0)}), CLOSED)
 
 
+def test_a_floor_that_nothing_reaches_is_fallen_short_of() -> None:
+    """The closest trial is so much short of it, not over it."""
+    few = study("throughput>=1000/s", energies=(1.0,) * EVERY, latencies=(0.01,) * EVERY)
+    assert any("trial 0 is closest, 90% short;" in line for line in meanwhile(few, None))
+
+
 def test_what_measured_less_than_the_answer_is_told_with_why_it_is_not_taken() -> None:
     """A trial that breaks the SLO, one that was lucky, and a preset of knobs that were not searched."""
     whole = study("mean<=20ms", energies=(2.0, 1.0, 0.8, 0.9), latencies=(0.01, 0.015, 0.05, 0.01))
@@ -174,7 +180,11 @@ def test_what_measured_less_than_the_answer_is_told_with_why_it_is_not_taken() -
         *("trial 2 measured 20.0% less", "trial 3 measured 10.0% less")
     ]
     assert "but the model of all trials expects its point to take more" in list(passed_over(chosen))[1][1]
-    for levels, why in (({"cpu_max_hz": 1}, "it also sets cpu_max_mhz"), ({}, "presets are measured once")):
+    for levels, why in (
+        ({"cpu_max_hz": 1}, "it also sets cpu_max_mhz, which was not searched"),
+        ({"cpu_max_hz": 1, "mem_hz": 1}, "it also sets cpu_max_mhz, mem_mhz, which were not searched"),
+        ({}, "presets are measured once"),
+    ):
         beside = whole.with_reference(Reference("15W", OperatingPoint(levels), measured(0.01, 0.45)))
         assert list(passed_over(beside))[1][1].startswith(f"preset 15W measured 50.0% less, but {why}")
     late = whole.with_reference(Reference("MAXN", OperatingPoint({}), measured(0.05, 0.1)))

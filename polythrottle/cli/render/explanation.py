@@ -17,6 +17,7 @@ from polythrottle.cli.render.documents import trial_document
 from polythrottle.cli.render.text import named_lines
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.metrics import unit_of
+from polythrottle.domain.problem import device_alone
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import show, show_excess, show_level, show_name
@@ -147,7 +148,7 @@ def print_explanation(found: Explanation) -> None:
     """Print an explanation in at most 80 columns."""
     console = plain_console()
     problem = found.study.problem
-    console.print(Text.assemble("\n", (problem.device, "bold"), "  ", problem.workload), soft_wrap=True)
+    console.print(Text.assemble("\n", (device_alone(problem.device), "bold"), "  ", problem.workload), soft_wrap=True)
     if found.nothing is not None:
         console.print(Unpadded(Text(found.nothing)))
         return
@@ -214,9 +215,11 @@ def _holding(found: Explanation) -> Iterator[tuple[str, str]]:
 
 def _standing(limit: Limit, words: str) -> str:
     unit = _UNITS[limit.constraint.unit]
-    left = "left" if limit.slack >= 0 else "over"
+    left = "left" if limit.slack >= 0 else limit.constraint.beyond
     text = f"{show(limit.value, unit)}, limit {show(limit.constraint.limit, unit)}: "
-    text += f"{show(abs(limit.slack), unit)} ({show_excess(abs(limit.slack_fraction), 1)}) {left}"
+    share = f" ({show_excess(abs(limit.slack_fraction), 1)})"
+    # Of degrees Celsius nothing is a share.
+    text += f"{show(abs(limit.slack), unit)}{share * (limit.constraint.unit != 'c')} {left}"
     if 0 < abs(limit.slack) < _FAR * limit.noise:
         text += f", {abs(limit.slack) / limit.noise:.1f} x the noise of a trial"
     if not limit.binds or limit.saving is None or limit.sure is None:

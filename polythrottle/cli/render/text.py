@@ -14,7 +14,7 @@ from rich.text import Text
 
 from polythrottle.api.outcome import energy_kind, show_joules, show_point
 from polythrottle.backends import names_more_than_here
-from polythrottle.cli.output import called_as, grid, optional, suffix
+from polythrottle.cli.output import called_as, grid, optional, several, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.measurement import (
     MOST_QUERIES,
@@ -25,10 +25,10 @@ from polythrottle.domain.measurement import (
     saving_interval,
 )
 from polythrottle.domain.metrics import OF_CLASS, why_untold
-from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.problem import Constraint, Objective, device_alone
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Study, Trial
-from polythrottle.domain.units import show, show_excess, show_share, show_span
+from polythrottle.domain.units import show, show_excess, show_name, show_share, show_span
 from polythrottle.storage.untrusted import printable
 from polythrottle.tuning.remarks import passed_over
 from polythrottle.tuning.stopping import is_conclusive
@@ -54,7 +54,7 @@ def print_tuning(tuning: "Tuning") -> None:
     """Print the answer of a study in at most 80 columns, paths apart."""
     study = tuning.study
     console = plain_console()
-    _print_grid(console, (study.problem.device, study.problem.workload), _lines(tuning))
+    _print_grid(console, (device_alone(study.problem.device), study.problem.workload), _lines(tuning))
     if study.problem.objective is Objective.PARETO and study.judgeable:
         _print_front(console, study)
     written = {"profile": tuning.profile_path, "journal": tuning.journal_path, "report": tuning.report_path}
@@ -262,7 +262,8 @@ def print_sweep(swept: "Swept") -> None:
     console = plain_console()
     kept = suffix(swept.kept, ", {} kept from before")
     failed = suffix(len(swept.failed), ", {} failed")
-    console.print(f"{swept.measured} points measured{kept}{failed} ({swept.energy_kind} energy)", soft_wrap=True)
+    made = several(swept.measured, "point")
+    console.print(f"{made} measured{kept}{failed} ({swept.energy_kind} energy)", soft_wrap=True)
     for point, failure in swept.failed[:5]:
         console.print(f"  failed: {show_point(point)}: {failure}", soft_wrap=True, markup=False)
     if swept.overloaded:
@@ -331,8 +332,18 @@ def _gain(tuning: "Tuning", best: Measurement) -> "Iterator[tuple[str, str | Tex
     if study.within_noise:
         yield "", Text(_within_noise(tuning), "yellow")
     elif study.default_will_do:
-        gained = "nothing is to be gained here" if is_conclusive(tuning.ended) else "nothing gained so far"
-        yield "", f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
+        yield "", _no_gain(tuning)
+
+
+def _no_gain(tuning: "Tuning") -> str:
+    """Return that the default is as good as what was found, and with which knobs; others may still gain something."""
+    knobs = [show_name(knob.name) for knob in tuning.study.problem.space.knobs if len(knob.levels) > 1]
+    if not knobs:
+        return "nothing to search: no knob has more than one level"
+    gained = "nothing gained so far"
+    if is_conclusive(tuning.ended):
+        gained = f"nothing is to be gained with {', '.join(knobs)}"
+    return f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
 
 
 def _older(tuning: "Tuning") -> "Iterator[tuple[str, str]]":
@@ -371,6 +382,8 @@ def _ladder(tuning: "Tuning") -> str:
         return f"none: {tuning.unladdered}"
     # Rungs are sorted by the load they carry.
     low, high = (_about(ladder.rungs[end].rate_per_s) for end in (0, -1))
+    if len(ladder.rungs) == 1:
+        return f"1 rung, up to {high}/s"
     return f"{len(ladder.rungs)} rungs, {low}/s to {high}/s"
 
 
@@ -499,16 +512,26 @@ def _trials(study: Study) -> str:
     made = len(study.trials)
     infeasible = study.infeasible
     failed = made - len(study.completed)
-    text = f"{made} of {len(study.problem.space):,} points, {len(infeasible)} infeasible"
-    if infeasible:
-        worst = max(study.excess(trial.measurement) for trial in infeasible if trial.measurement)
-        text += f" (worst {show_excess(worst)} over, together {show_excess(study.total_excess)})"
+    text = f"{made:,} of {several(len(study.problem.space), 'point')}, {len(infeasible):,} infeasible{_excess(study)}"
     text += suffix(len(study.stopped_early), ", {} stopped early")
     text += suffix(failed, ", {} failed")
     if study.requests is None or not study.completed:
         return text
     each = study.requests / len(study.completed)
     return f"{text}; {each:,.0f} requests each (the paper: {_PAPER_REQUESTS:,})"
+
+
+def _excess(study: Study) -> str:
+    """Return by how much limits were broken, at worst and in all; nothing where none was."""
+    broken = [trial.measurement for trial in study.infeasible if trial.measurement is not None]
+    worst = max(broken, key=study.excess, default=None)
+    if worst is None or (limit := study.most_broken(worst)) is None:
+        return ""
+    together = ""
+    # Shares of a limit add up; degrees over one say nothing in sum.
+    if all(each.unit != "c" for each in study.constraints):
+        together = f", together {show_excess(study.total_excess)}"
+    return f" (worst {limit.show_excess(worst)} {limit.beyond}{together})"
 
 
 def _presets(study: Study) -> Iterator[tuple[str, str]]:
