@@ -12,6 +12,7 @@ import pytest
 from builders import ROWS
 
 from polythrottle.cli.commands import run
+from polythrottle.domain.errors import StorageError
 from polythrottle.storage import journal as journals
 from polythrottle.testing import plant
 from polythrottle.testing.__main__ import main as plant_or_run
@@ -145,6 +146,29 @@ def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]
     assert Path("p.toml").read_bytes() == before
     assert not document(capsys, *words, "1", "--seed", "3", "--force")["profile_kept"]
     assert Path("p.toml").read_bytes() != before
+
+
+@pytest.mark.parametrize("lost", [("profile",), ("report",), ("profile", "report")])
+def test_what_could_not_be_written_is_told_with_the_command_that_writes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
+) -> None:
+    """The profile is written again by ``tune --resume``, the report by ``report``: each command told does it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("cannot write it: No space left on device")
+
+    words = ["--method", "grid", "--trials", "4", "--journal", "a.jsonl", "--out", "p.toml"]
+    with monkeypatch.context() as disk:
+        if "profile" in lost:
+            disk.setattr("polythrottle.catalog.tuned_profiles.write_profile", full)
+        if "report" in lost:
+            disk.setattr("polythrottle.report.write_report", full)
+        assert run(["tune", "-d", "replay:t.csv", "--slo", "mean<=2x", *words]) == StorageError.exit_code
+    told = re.findall(r"nothing is lost: polythrottle (.*) FILE writes it elsewhere", capsys.readouterr().err)
+    assert len(told) == len(lost)
+    for name, command in zip(lost, told, strict=True):
+        assert run([*command.split(), f"other-{name}"]) == 0
+        assert Path(f"other-{name}").read_text().startswith("<!" if name == "report" else "#")
 
 
 @pytest.mark.slow
