@@ -148,6 +148,15 @@ def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]
     assert Path("p.toml").read_bytes() != before
 
 
+def test_presets_break_no_limit_of_a_search_that_bounds_its_risk(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor do they once its journal is resumed; where no risk is named, they are measured after the search."""
+    words = ["tune", *ORIN, "--trials", "1", "--no-history", "--queries", "20", "--seconds", "0.1"]
+    assert [each["feasible"] for each in document(capsys, *words, "--fresh")["presets"]].count(False)
+    found = document(capsys, *words, "--risk", "0.05")
+    assert found["presets"] == []
+    assert document(capsys, "tune", "--resume", found["journal"])["presets"] == []
+
+
 @pytest.mark.parametrize("lost", [("profile",), ("report",), ("profile", "report")])
 def test_what_could_not_be_written_is_told_with_the_command_that_writes_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
