@@ -531,7 +531,8 @@ class _Search:
         self._tell(line for line in notes(self.served) if line not in before)
         # Presets are measured for comparison only, which is not worth a late request to whoever bounds them.
         if self.plan.presets and account is None and self.plan.risk is None:
-            with contextlib.closing(tuner.compare(self.board, self.served, self.kept)) as loop:
+            presets = tuner.compare(self.board, self.served, self.kept, self.plan.budget, self.watcher.told)
+            with contextlib.closing(presets) as loop:
                 for study in loop:
                     self.watcher.changed(study)
         return conclude(self.kept, self.board, self.plan, self.past, force)

@@ -157,6 +157,27 @@ def test_presets_break_no_limit_of_a_search_that_bounds_its_risk(capsys: pytest.
     assert document(capsys, "tune", "--resume", found["journal"])["presets"] == []
 
 
+def test_presets_are_within_the_joules_and_what_they_took_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """None is begun once they are used; the document and the text have a figure for the search and one for them."""
+    words = ["tune", *ORIN, "--trials", "1", "--no-history", "--queries", "20", "--seconds", "0.1", "--fresh"]
+    whole = document(capsys, *words)
+    search_j, presets_j = whole["search"]["energy_j"], whole["presets_cost"]["energy_j"]
+    assert len(whole["presets"]) == 4
+    assert presets_j > sum(each["power_w"] for each in whole["presets"]) * 0.1
+    bounded = [*words, "--joules", str(search_j + 0.5 * presets_j)]
+    some = document(capsys, *bounded)
+    assert 1 <= len(some["presets"]) < 4
+    assert some["presets"] == whole["presets"][: len(some["presets"])]
+    assert some["search"] == whole["search"]
+    assert 0 < some["presets_cost"]["energy_j"] < presets_j
+    assert run(["tune", "--resume", some["journal"]]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"presets +[\d.]+ J simulated, [\d.]+ seconds simulated, beside the search", shown.out)
+    assert re.search(r"J used; presets not measured for comparison: .*15W", " ".join(shown.err.split()))
+    none = document(capsys, *words, "--joules", str(0.9 * search_j))
+    assert (none["presets"], none["presets_cost"]) == ([], {"duration_s": 0.0, "energy_j": 0.0})
+
+
 @pytest.mark.parametrize("lost", [("profile",), ("report",), ("profile", "report")])
 def test_what_could_not_be_written_is_told_with_the_command_that_writes_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
