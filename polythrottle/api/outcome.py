@@ -43,7 +43,7 @@ class Tuning:
         journal_path: The study's journal.
         report_path: The HTML report.
         boundary: What the joules cover.
-        unwritten: Why the profile or the report could not be written; empty if both were.
+        unwritten: Why the profile, and then why the report, could not be written; empty if both were.
         ended: Why there were no more trials.
         history: The earlier studies it learnt from.
         risk: Chance that the search might have of breaking a limit; None if that was left to the method.
@@ -98,6 +98,16 @@ class Tuning:
             yield name, str(path or "")
         for problem in self.unwritten:
             yield "not written", problem
+
+    def written_again(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield why each file could not be written, and the command that writes it to another place, FILE."""
+        journal = str(self.journal_path)
+        profile = ("polythrottle", "tune", "--resume", journal, "--out", "FILE")
+        report = ("polythrottle", "report", journal, "--out", "FILE")
+        problems = list(self.unwritten)
+        unreported = [problems.pop()] if problems and self.report_path is None else []
+        yield from ((problem, profile) for problem in problems)
+        yield from ((problem, report) for problem in unreported)
 
 
 def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudies, force: bool) -> Tuning:

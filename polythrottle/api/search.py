@@ -100,8 +100,8 @@ def tune(
         early_stop: Whether to end when next to nothing is left to save.
         method: ``bayes``, ``random``, ``grid``, …, or a search method.
         seed: Randomness of the method.
-        risk: Chance that the search breaks a limit once a point is known that holds it; the method's own
-            choice if None.
+        risk: Chance that the search breaks a limit once a point is known that holds it; presets are not measured then.
+            The method's own choice if None.
         error_budget: How many requests all trials together may make late beyond the share that the SLO allows: a share
             of what they may send (``0.1%``), a number (``200``), or what comes in a time (``5min``). Each request is
             counted before it is sent, so that this is never overdrawn; presets are not measured then. Any number if
@@ -529,9 +529,10 @@ class _Search:
                 self.watcher.changed(study)
                 self._tell(meanwhile(study, self.plan.risk))
         self._tell(line for line in notes(self.served) if line not in before)
-        # Presets are measured for comparison only, which is not worth a late request to whoever counts them.
-        if self.plan.presets and account is None:
-            with contextlib.closing(tuner.compare(self.board, self.served, self.kept)) as loop:
+        # Presets are measured for comparison only, which is not worth a late request to whoever bounds them.
+        if self.plan.presets and account is None and self.plan.risk is None:
+            presets = tuner.compare(self.board, self.served, self.kept, self.plan.budget, self.watcher.told)
+            with contextlib.closing(presets) as loop:
                 for study in loop:
                     self.watcher.changed(study)
         return conclude(self.kept, self.board, self.plan, self.past, force)

@@ -174,9 +174,8 @@ def tune(
         device = None if setup.device == "auto" else setup.device
         tuning = _continued(resume, device, budget, out, force)
     answer(tuning, as_json, print_tuning, tune_document)
-    for problem in tuning.unwritten:
-        again = shlex.join(["polythrottle", "tune", "--resume", str(tuning.journal_path), "--out", "FILE"])
-        complain(f"{problem}; nothing is lost: {again} writes it elsewhere")
+    for problem, again in tuning.written_again():
+        complain(f"{problem}; nothing is lost: {shlex.join(again)} writes it elsewhere")
     if tuning.unmet:
         raise typer.Exit(complain(tuning.unmet, SloUnmet.exit_code))
     if tuning.unwritten:

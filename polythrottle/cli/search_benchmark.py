@@ -42,7 +42,8 @@ feasible point; breaks: answers that truly break the SLO; worst: of the answers
 that hold, how much more than the best; saves: of the default's energy, of what
 the best point saves; trials; broke: those that broke the SLO; stray: searches
 with one once a point was known that holds; items: those served in trials that
-broke it; kept: no more was left than one more trial was said to save"""
+broke it; kept: of ends that said how much is left to save at most, those at
+which no more was left"""
 
 
 @app.callback()

@@ -174,11 +174,27 @@ class Trial:
 
 @dataclass(frozen=True)
 class Reference:
-    """A named point measured for comparison, such as a vendor's preset; never a suggestion of the optimiser."""
+    """A named point measured for comparison, such as a vendor's preset; never a suggestion of the optimiser.
+
+    Args:
+        name: Which preset.
+        point: Where.
+        measurement: What was seen.
+        cost: What that took; None where it was not recorded, as in journals of older versions.
+    """
 
     name: str
     point: OperatingPoint
     measurement: Measurement
+    cost: Cost | None = None
+
+    @property
+    def taken(self) -> Cost:
+        """What it took; where that was not recorded, what its window did, without settling and warm-up."""
+        if self.cost is not None:
+            return self.cost
+        window_s = self.measurement.window_s or 0.0
+        return Cost(window_s, window_s * (self.measurement.power_w or 0.0))
 
 
 @dataclass(frozen=True, repr=False)
@@ -265,6 +281,11 @@ class Study:
     def cost(self) -> Cost:
         """What all trials took together; a trial whose cost was not recorded counts nothing."""
         return sum((trial.cost for trial in self.trials if trial.cost is not None), Cost())
+
+    @property
+    def presets_cost(self) -> Cost:
+        """What measuring the presets took, which is no part of the search and counts in what it may use."""
+        return sum((reference.taken for reference in self.references), Cost())
 
     @property
     def judgeable(self) -> bool:

@@ -177,11 +177,12 @@ def _of_tokens(measurement: Measurement) -> Iterator[Html]:
 
 
 def _effort(digest: Digest) -> Iterator[Html]:
-    """Yield what the search took, and how many trials it did not have to see to their end."""
+    """Yield what the search and the presets took, and how many trials it did not have to see to their end."""
     if early := len(digest.study.stopped_early):
         yield _stat("stopped early", f"{early:,}", f"trial{'s' * (early > 1)} that plainly broke the SLO")
-    cost = digest.study.cost
-    if cost.duration_s:
+    for name, cost in (("search", digest.study.cost), ("presets", digest.study.presets_cost)):
+        if not cost.duration_s:
+            continue
         if digest.study.problem.recorded:
             counted = f"; {RECORDED_ITEMS:,} items a trial, as recorded"
         else:
@@ -189,7 +190,7 @@ def _effort(digest: Digest) -> Iterator[Html]:
         energy = ""
         if digest.energy_unit:
             energy = f"and {show(cost.energy_j, 'J')}, {digest.kind}"
-        yield _stat("search", show_span(cost.duration_s), f"{energy}{counted}".lstrip("; ") or "on the device's clock")
+        yield _stat(name, show_span(cost.duration_s), f"{energy}{counted}".lstrip("; ") or "on the device's clock")
 
 
 def _slo(digest: Digest, bound: Constraint) -> Html:

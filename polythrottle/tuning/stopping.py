@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Forecaster, Optimizer, RiskBound, Wary
-from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
+from polythrottle.domain.study import ENOUGH, Cost, Daring, Study, Trial
 from polythrottle.domain.units import show, show_span
 from polythrottle.optimize.features import hopeless, untried_rows
 
@@ -27,10 +27,10 @@ ALL_TRIED = "all points tried"
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use in all; a trial is begun only while nothing of it is used up.
+    """What a study may use in all; a trial or preset is begun only while nothing of it is used up.
 
     Args:
-        trials: Visits, whatever comes of them.
+        trials: Visits of the search, whatever comes of them.
         duration_s: Time on the device's clock; None for no bound.
         energy_j: Energy, within the device's boundary; None for no bound.
 
@@ -50,10 +50,13 @@ class Budget:
                 raise InvalidInput(f"a budget of {word} must be above zero and finite, not {bound:g}")
 
     def used(self, study: Study) -> str | None:
-        """Return what of the budget a study has used up, in words; None if it may go on."""
-        cost = study.cost
+        """Return what of the budget the trials of a study have used up, in words; None if it may go on."""
         if len(study.trials) >= self.trials:
             return f"{self.trials} trial{'s' * (self.trials > 1)} made"
+        return self.spent(study.cost)
+
+    def spent(self, cost: Cost) -> str | None:
+        """Return what of the time and energy is used up by a cost, in words; None if nothing is."""
         if self.duration_s is not None and cost.duration_s >= self.duration_s:
             return f"{show_span(self.duration_s)} used"
         if self.energy_j is not None and cost.energy_j >= self.energy_j:

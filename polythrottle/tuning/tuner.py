@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from polythrottle.backends.meters import unmetered
@@ -73,7 +73,7 @@ def tune(
                 _finish(journal, optimizer, enough)
                 return
             try:
-                point = _next(optimizer, journal.study, device)
+                point = _next(optimizer, journal.study, device, budget)
             except Exhausted as error:
                 count = len(journal.study.visited)
                 points = len(journal.study.problem.space)
@@ -165,18 +165,34 @@ def _counted(journal: Journal, trial: Trial, watch: RequestWatch | None) -> Iter
         raise
 
 
-def compare(device: Device, workload: Workload, journal: Journal) -> Generator[Study]:
+def compare(
+    device: Device, workload: Workload, journal: Journal, budget: Budget, told: Callable[[str], None]
+) -> Generator[Study]:
     """Measure the presets of the device that the study does not know yet; yields the study after each.
 
-    A preset that cannot be measured is left out: it is there for comparison only.
+    A preset that cannot be measured is left out: it is there for comparison only. So are those that would begin when
+    the time or energy of the budget is used up, by trials and presets together.
+
+    Args:
+        device: Not entered yet.
+        workload: Serves queries on that device.
+        journal: Of the study, whose search has ended.
+        budget: What the study may use in the end.
+        told: Called with a line that names the presets for which it does not suffice.
     """
     known = {reference.name for reference in journal.study.references}
+    costs = _Costs(device)
+    lost = Cost()
     with device:
         for number, (name, point) in enumerate(device.presets.items()):
             if name in known:
                 continue
+            if (used := budget.spent(_used(journal.study) + lost)) is not None:
+                names = (each for each in list(device.presets)[number:] if each not in known)
+                told(f"{used}; presets not measured for comparison: {', '.join(names)}")
+                return
             # Numbers of their own, so that a simulated board draws for presets what it draws for no trial.
-            _rewind(device, _REFERENCE_NUMBERS + number)
+            costs.begin(_REFERENCE_NUMBERS + number)
             whole = OperatingPoint({**workload.space.default, **point})
             try:
                 problem = journal.study.problem
@@ -192,8 +208,14 @@ def compare(device: Device, workload: Workload, journal: Journal) -> Generator[S
                 measurement = _judged(journal.study, measurement)
             # Journalled nowhere, so the next study asks for it again.
             except TrialError:
+                lost += costs.end(None)
                 continue
-            yield journal.referred(Reference(name, whole, measurement))
+            yield journal.referred(Reference(name, whole, measurement, costs.end(measurement)))
+
+
+def _used(study: Study) -> Cost:
+    """Return what trials and presets took together."""
+    return study.cost + study.presets_cost
 
 
 def _finish(journal: Journal, optimizer: Optimizer, reason: str) -> None:
@@ -206,18 +228,25 @@ def _finish(journal: Journal, optimizer: Optimizer, reason: str) -> None:
     journal.finish(words, None if chosen is None else chosen.number)
 
 
-def _next(optimizer: Optimizer, study: Study, device: Device) -> OperatingPoint:
+def _next(optimizer: Optimizer, study: Study, device: Device, budget: Budget) -> OperatingPoint:
     """Return the next point; the default while nothing else tells what relative limits multiply, and once in doubt.
 
     A recorded window cannot be looked through again.
+
+    Raises:
+        Exhausted: If there is none, or what the presets of a study that ended before took has left nothing for it.
     """
     default = study.problem.space.default
     # A saving too good to be true is more often a wrong default than a miracle, so that is measured again.
-    if study.doubtful and not isinstance(device, Recorded):
-        return default
-    if not study.judgeable and default not in study.visited:
-        return default
-    return optimizer.suggest(study)
+    again = study.doubtful and not isinstance(device, Recorded)
+    if again or (not study.judgeable and default not in study.visited):
+        point = default
+    else:
+        point = optimizer.suggest(study)
+    # Last, so that whatever else ended a study is still said once it is resumed.
+    if (used := budget.spent(_used(study))) is not None:
+        raise Exhausted(used)
+    return point
 
 
 def _visit(
@@ -324,11 +353,6 @@ class _Costs:
         self._start = end
         self._ended_s = self._device.clock.now()
         return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
-
-
-def _rewind(device: Device, number: int) -> None:
-    if isinstance(device, Rewindable):
-        device.rewind(number)
 
 
 def _give_up_if_hopeless(journal: Journal) -> None:

@@ -12,6 +12,7 @@ import pytest
 from builders import ROWS
 
 from polythrottle.cli.commands import run
+from polythrottle.domain.errors import StorageError
 from polythrottle.storage import journal as journals
 from polythrottle.testing import plant
 from polythrottle.testing.__main__ import main as plant_or_run
@@ -156,6 +157,59 @@ def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]
     assert Path("p.toml").read_bytes() == before
     assert not document(capsys, *words, "1", "--seed", "3", "--force")["profile_kept"]
     assert Path("p.toml").read_bytes() != before
+
+
+def test_presets_break_no_limit_of_a_search_that_bounds_its_risk(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor do they once its journal is resumed; where no risk is named, they are measured after the search."""
+    words = ["tune", *ORIN, "--trials", "1", "--no-history", "--queries", "20", "--seconds", "0.1"]
+    assert [each["feasible"] for each in document(capsys, *words, "--fresh")["presets"]].count(False)
+    found = document(capsys, *words, "--risk", "0.05")
+    assert found["presets"] == []
+    assert document(capsys, "tune", "--resume", found["journal"])["presets"] == []
+
+
+def test_presets_are_within_the_joules_and_what_they_took_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """None is begun once they are used; the document and the text have a figure for the search and one for them."""
+    words = ["tune", *ORIN, "--trials", "1", "--no-history", "--queries", "20", "--seconds", "0.1", "--fresh"]
+    whole = document(capsys, *words)
+    search_j, presets_j = whole["search"]["energy_j"], whole["presets_cost"]["energy_j"]
+    assert len(whole["presets"]) == 4
+    assert presets_j > sum(each["power_w"] for each in whole["presets"]) * 0.1
+    bounded = [*words, "--joules", str(search_j + 0.5 * presets_j)]
+    some = document(capsys, *bounded)
+    assert 1 <= len(some["presets"]) < 4
+    assert some["presets"] == whole["presets"][: len(some["presets"])]
+    assert some["search"] == whole["search"]
+    assert 0 < some["presets_cost"]["energy_j"] < presets_j
+    assert run(["tune", "--resume", some["journal"]]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"presets +[\d.]+ J simulated, [\d.]+ seconds simulated, beside the search", shown.out)
+    assert re.search(r"J used; presets not measured for comparison: .*15W", " ".join(shown.err.split()))
+    none = document(capsys, *words, "--joules", str(0.9 * search_j))
+    assert (none["presets"], none["presets_cost"]) == ([], {"duration_s": 0.0, "energy_j": 0.0})
+
+
+@pytest.mark.parametrize("lost", [("profile",), ("report",), ("profile", "report")])
+def test_what_could_not_be_written_is_told_with_the_command_that_writes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
+) -> None:
+    """The profile is written again by ``tune --resume``, the report by ``report``: each command told does it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("cannot write it: No space left on device")
+
+    words = ["--method", "grid", "--trials", "4", "--journal", "a.jsonl", "--out", "p.toml"]
+    with monkeypatch.context() as disk:
+        if "profile" in lost:
+            disk.setattr("polythrottle.catalog.tuned_profiles.write_profile", full)
+        if "report" in lost:
+            disk.setattr("polythrottle.report.write_report", full)
+        assert run(["tune", "-d", "replay:t.csv", "--slo", "mean<=2x", *words]) == StorageError.exit_code
+    told = re.findall(r"nothing is lost: polythrottle (.*) FILE writes it elsewhere", capsys.readouterr().err)
+    assert len(told) == len(lost)
+    for name, command in zip(lost, told, strict=True):
+        assert run([*command.split(), f"other-{name}"]) == 0
+        assert Path(f"other-{name}").read_text().startswith("<!" if name == "report" else "#")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from fake_servers import Handler, doubling, kserve, listening
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.clock import SystemClock
-from polythrottle.domain.error_budget import ErrorBudget, LateRequests
+from polythrottle.domain.error_budget import NOTHING_SPENT, ErrorBudget, LateRequests
 from polythrottle.domain.errors import InvalidInput, TrialError
 from polythrottle.domain.measurement import Query, Window
 from polythrottle.domain.problem import Constraint, Problem
@@ -26,7 +26,7 @@ from polythrottle.metering.load import drive
 from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.storage.journal import Journal, ending, late_requests
 from polythrottle.tuning.stopping import Budget, Rule
-from polythrottle.tuning.tuner import ERRORS_USED, tune
+from polythrottle.tuning.tuner import ERRORS_USED, tune, watch_of
 from polythrottle.workloads import open_workload
 
 LIMIT = Constraint.parse("p99<=20ms")
@@ -376,6 +376,17 @@ def test_a_served_model_is_never_overdrawn(tmp_path: Path, served: tuple[str, li
 # --- the command -----------------------------------------------------------------------------------------------------
 
 BOARD = ("tune", "--device", "sim:jetson-agx-orin", "--workload", "resnet50", "--no-history", "--yes")
+
+
+def test_what_one_trial_may_spend_is_as_written() -> None:
+    """A third of what is left, but no less than the page on searching says, and no more than all of it."""
+    page = " ".join((Path(__file__).parents[2] / "docs" / "search.md").read_text().split())
+    assert "the requests that are under way at once and 8 more, 5 of which are its warm-up" in page
+    device, problem = FakeDevice(), Problem(FakeDevice().space, (LIMIT,))
+    chancy = Chancy(device, 1)
+    point = problem.space.default
+    allowed = [watch_of(problem, chancy, point, left, NOTHING_SPENT).allowance for left in (60.0, 12.0, 5.0)]
+    assert allowed == [20.0, 1 + 8, 5.0]
 
 
 @pytest.mark.slow

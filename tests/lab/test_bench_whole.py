@@ -118,6 +118,7 @@ def test_the_table_says_what_became_of_whole_searches(
     out = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
     assert "all: 2 runs each" in out
+    assert "kept: of ends that said how much is left to save at most" in out
     assert len(pd.read_csv("rows.csv")) == 4
     assert run([*words, *rest, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

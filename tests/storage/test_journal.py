@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,14 @@ def test_a_study_is_read_back_whole(tmp_path: Path) -> None:
     with Journal.reopen(path) as journal:
         journal.started(Trial(3, ORDER[3]))
         journal.failed(Trial(3, ORDER[3], failure="out of memory"))
-        kept = journal.referred(Reference("30W", ORDER[5], measured()))
+        journal.referred(Reference("15W", ORDER[6], replace(measured(), power_w=100.0, window_s=2.0)))
+        kept = journal.referred(Reference("30W", ORDER[5], measured(), Cost(3.5, 35.0)))
         journal.finish("4 trials made")
     back = read(path)
     assert back.trials[:3] == study.trials
     assert back.trials[3].failure == "out of memory"
     assert back.references == kept.references
+    assert back.presets_cost == Cost(2.0 + 3.5, 2.0 * 100.0 + 35.0)
     assert back.problem.fingerprint == study.problem.fingerprint
     assert (back.method, back.seed) == ("bayes", 7)
     assert list(back.problem.space) == list(space())

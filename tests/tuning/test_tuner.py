@@ -1,5 +1,6 @@
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,10 +150,58 @@ def test_presets_are_measured_once_for_comparison(tmp_path: Path) -> None:
     run(path, device, FakeWorkload(device), 2)
     for expected in (1, 0):
         with journal(path, device, FakeWorkload(device)) as kept:
-            assert len(list(compare(device, FakeWorkload(device), kept))) == expected
+            assert len(list(compare(device, FakeWorkload(device), kept, Budget(2), pytest.fail))) == expected
     study = read(path)
     assert [reference.name for reference in study.references] == ["low"]
     assert len(study.trials) == 2
+
+
+def test_presets_are_measured_while_nothing_of_the_budget_is_used(tmp_path: Path) -> None:
+    """Joules and time are those of search and presets, of a study that is resumed too; which are left out is told."""
+    points = {name: OperatingPoint({"gpu_max_hz": 400_000_000}) for name in ("low", "lower", "lowest")}
+    search = run(tmp_path / "alone.jsonl", (alone := FakeDevice()), FakeWorkload(alone), 2)[-1].cost
+    for budget in (Budget(2, energy_j=search.energy_j + 1.0), Budget(2, duration_s=search.duration_s + 0.1)):
+        device, path = FakeDevice(), tmp_path / f"{budget}.jsonl"
+        told: list[str] = []
+        device.presets = points
+        run(path, device, FakeWorkload(device), budget)
+        before_s = device.clock.now()
+        for _ in range(2):
+            with journal(path, device, FakeWorkload(device)) as kept:
+                list(compare(device, FakeWorkload(device), kept, budget, told.append))
+        (preset,) = read(path).references
+        assert preset.name == "low"
+        assert preset.cost is not None
+        assert preset.cost.duration_s == pytest.approx(device.clock.now() - before_s)
+        assert read(path).presets_cost == preset.cost
+        assert read(path).cost.duration_s == pytest.approx(search.duration_s)
+        assert [line.split(": ")[-1] for line in told] == ["lower, lowest"] * 2
+
+
+def test_a_preset_that_fails_has_used_what_it_took(tmp_path: Path) -> None:
+    """Nothing is journalled of it, and the next is not begun for as much again."""
+    device, path = FakeDevice(), tmp_path / "a.jsonl"
+    told: list[str] = []
+    device.presets = {name: OperatingPoint({"gpu_max_hz": 400_000_000}) for name in ("low", "lower")}
+    used = run(path, device, FakeWorkload(device), 2)[-1].cost
+    budget = Budget(2, duration_s=used.duration_s + 0.1)
+    with journal(path, device, FakeWorkload(device)) as kept:
+        failing = FakeWorkload(device, TrialError("no"), after=50)
+        assert not list(compare(device, failing, kept, budget, told.append))
+    assert [line.split(": ")[-1] for line in told] == ["lower"]
+
+
+def test_what_presets_took_is_not_there_for_more_trials(tmp_path: Path) -> None:
+    """A resumed search has what is left of the budget; one that had ended for another reason still says that."""
+    device, path = FakeDevice(), tmp_path / "a.jsonl"
+    used = run(path, device, FakeWorkload(device), 2)[-1].cost
+    budget = Budget(2, energy_j=used.energy_j + 1.0)
+    with journal(path, device, FakeWorkload(device)) as kept:
+        list(compare(device, FakeWorkload(device), kept, budget, pytest.fail))
+    assert not run(path, device, FakeWorkload(device), budget)
+    assert ending(path) == "2 trials made"
+    assert not run(path, device, FakeWorkload(device), replace(budget, trials=9))
+    assert (ending(path) or "").endswith(" J used")
 
 
 class Resigned(Listed):

@@ -10,7 +10,7 @@ from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, In
 from polythrottle.domain.metrics import EXTRAS, METRICS, OF_CLASS
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import Study, Trial
+from polythrottle.domain.study import Cost, Study, Trial
 from polythrottle.storage.json_lines import finite
 from polythrottle.tuning.remarks import unknown
 from polythrottle.tuning.stopping import is_conclusive
@@ -33,7 +33,8 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         **_problem_fields(study),
         **_answer_fields(study),
         "ended": tuning.ended,
-        "search": {"duration_s": study.cost.duration_s, "energy_j": study.cost.energy_j},
+        "search": _cost(study.cost),
+        "presets_cost": _cost(study.presets_cost),
         "nothing_to_gain": study.default_will_do and is_conclusive(tuning.ended),
         "risk": tuning.risk,
         "error_budget": _errors(tuning),
@@ -58,6 +59,10 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "simulated": kind is EnergyKind.SIMULATED,
         "energy_kind": optional(str, kind),
     }
+
+
+def _cost(cost: Cost) -> dict[str, float]:
+    return {"duration_s": cost.duration_s, "energy_j": cost.energy_j}
 
 
 def _problem_fields(study: Study) -> dict[str, Any]:

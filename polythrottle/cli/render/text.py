@@ -27,7 +27,7 @@ from polythrottle.domain.measurement import (
 from polythrottle.domain.metrics import OF_CLASS, why_untold
 from polythrottle.domain.problem import Constraint, Objective, device_alone
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Study, Trial
+from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Cost, Study, Trial
 from polythrottle.domain.units import show, show_excess, show_name, show_share, show_span
 from polythrottle.storage.untrusted import printable
 from polythrottle.tuning.remarks import passed_over
@@ -313,8 +313,10 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
     yield "trials", _trials(study)
     if tuning.ended is not None:
         yield "ended", tuning.ended
-    if (cost := _cost(study)) is not None:
+    if (cost := _cost(study, study.cost)) is not None:
         yield "search", cost
+    if (cost := _cost(study, study.presets_cost)) is not None:
+        yield "presets", f"{cost}, beside the search"
     if tuning.errors is not None:
         yield "late", tuning.errors.words
     yield from _older(tuning)
@@ -394,9 +396,8 @@ def _about(rate_per_s: float) -> str:
     return f"{rate_per_s:,.0f}"
 
 
-def _cost(study: Study) -> str | None:
-    """Return what the search itself took and how those joules came about; None if nothing was recorded."""
-    cost = study.cost
+def _cost(study: Study, cost: Cost) -> str | None:
+    """Return what the trials of a study or its presets took, and how those joules came about; None if nothing did."""
     kind = energy_kind(study)
     if kind is None or not cost.duration_s:
         return None

@@ -9,7 +9,7 @@ from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.error_budget import LateRequests
 from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Latency, Measurement, Window
 from polythrottle.domain.problem import Constraint, Objective, Problem
-from polythrottle.domain.study import Cost, Study, Trial
+from polythrottle.domain.study import Cost, Reference, Study, Trial
 from polythrottle.storage.json_lines import finite
 from polythrottle.storage.space_codec import space_document, space_from_document
 
@@ -214,15 +214,15 @@ def _figures(line: Mapping[str, Any], known: Collection[str], needed: Collection
     return figures
 
 
-def cost_line(trial: Trial) -> dict[str, float] | None:
-    """Return what a trial took, as a journal keeps it; None if that is unknown."""
-    if trial.cost is None:
+def cost_line(visit: Trial | Reference) -> dict[str, float] | None:
+    """Return what a trial or preset took, as a journal keeps it; None if that is unknown."""
+    if visit.cost is None:
         return None
-    return {"seconds": trial.cost.duration_s, "joules": trial.cost.energy_j}
+    return {"seconds": visit.cost.duration_s, "joules": visit.cost.energy_j}
 
 
 def cost_from(line: Any) -> Cost | None:
-    """Return what a trial took; None if its line does not say."""
+    """Return what a trial or preset took; None if its line does not say."""
     if line is None:
         return None
     line = typed(line, dict, "cost")

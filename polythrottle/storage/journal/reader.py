@@ -179,7 +179,8 @@ class Fold:
         if event == "reference":
             point = OperatingPoint(typed(line["point"], dict, "point"))
             measurement = measurement_from(line["measurement"])
-            return self.study.with_reference(Reference(str(line["name"]), point, measurement))
+            cost = cost_from(line.get("cost"))
+            return self.study.with_reference(Reference(str(line["name"]), point, measurement, cost))
         if event == "finished":
             return replace(self.study, answer=self._answer(line))
         number = typed(line["number"], int, "number")

@@ -151,6 +151,7 @@ class Journal:
             "name": reference.name,
             "point": dict(reference.point),
             "measurement": measurement_line(reference.measurement),
+            "cost": cost_line(reference),
         }
         self._append({"event": "reference", **line})
         self.study = self.study.with_reference(reference)
