@@ -194,7 +194,8 @@ class SharedStudy:
                 again = ""
                 if member.visit is not None:
                     self._journal.lose(member.visit)
-                    again = "; its trial is made again elsewhere"
+                    if any(other.stand is not Stand.GONE for other in self._members.values()):
+                        again = "; its trial is made again elsewhere"
                 self._events.put(f"{uri} is left out: {' '.join(str(error).split())}{again}")
             member.visit = None
             self._wake()
