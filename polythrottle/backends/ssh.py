@@ -202,7 +202,7 @@ class SshBoard:
         Raises:
             DeviceError: If the board cannot be reached any more.
         """
-        found = self.ask("examine")
+        found = self.ask("examine", board=self.place.uri(""))
         return {key: tuple(Finding(**line) for line in found[key]) for key in ("machine", "others", "records")}
 
     def files(self, names: Sequence[str]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ is put back; should this process be killed, its guard puts it back. Its verbs be
 ``hand_over`` {token, holder, seconds, confirmed_s} → ``name``. Leaves what is set in place, as by ``apply``.
 ``restore_all`` {name, force} → ``outcomes``. Puts back what stands on record here: one device by its URI, or all.
 ``confirm`` {name} → ``stands``. Lets stand what was applied by hand.
-``examine`` {} → ``machine``, ``others``, ``records``: findings of the machine and of what stands changed on it.
+``examine`` {board} → ``machine``, ``others``, ``records``: findings of the machine and of what stands changed on it.
 ``files`` {device, names} → ``files``, ``links``, ``unread``: what a snapshot of the board needs.
 ``work`` {token, point, message} → what the process that runs workloads here (`polythrottle.board.work_host`) answers;
   a job. With a point that is set first, as by ``apply``; if it is refused, the message is not passed on.
@@ -298,7 +298,7 @@ _VERBS: Mapping[str, Mapping[str, Check]] = {
     "hand_over": {"token": _text, "holder": _text, "seconds": _seconds, "confirmed_s": _seconds},
     "restore_all": {"name": _text, "force": _flag},
     "confirm": {"name": _text},
-    "examine": {},
+    "examine": {"board": _text},
     "files": {"device": _text, "names": _names},
     "work": {"token": _text, "point": _message, "message": _message},
     "borrow": {"token": _text},
@@ -385,7 +385,7 @@ class FarService(Service):
         root = DeviceURI.parse(self.holdings[0].uri).options.get("root", "/")
         system = System(Path(root))
         return {
-            "machine": _lines(machine_findings(system)),
+            "machine": _lines(machine_findings(system, request.text.get("board", ""))),
             "others": _lines(others_steering(system)),
             "records": _lines(record_findings()),
         }

@@ -154,14 +154,15 @@ class Place:
         return f"ssh://{self.user + '@' if self.user else ''}{self.host}{':' + self.port if self.port else ''}"
 
     def uri(self, device: str) -> str:
-        """Return the URI of a device there, by the name it has there."""
+        """Return the URI of a device there, by the name it has there; of the board alone if that is ""."""
         if self.python != "python3":
             own = [f"python={self.python}"]
         else:
             own = []
         own += ["sudo=yes"] if self.sudo else []
         joint = "&" if "?" in device else "?"
-        return f"{self.where}/{device}{joint if own else ''}{'&'.join(own)}"
+        named = f"/{device}" if device else ""
+        return f"{self.where}{named}{joint if own else ''}{'&'.join(own)}"
 
     @property
     def by_hand(self) -> str:

@@ -128,6 +128,9 @@ def test_a_board_is_examined_and_steered_and_left_as_it_was(
     assert run(["doctor", "--device", uri(board), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert "ssh://nano runs this version in" in json.dumps(told)
+    (boot,) = (each for each in told["machine"] if each["subject"] == "restore at boot")
+    sudo = " --sudo" * (os.geteuid() != 0)
+    assert boot["remedy"] == f"polythrottle daemon install --device 'ssh://nano?python={sys.executable}'{sudo}"
     device = open_device(uri(board), ["mem_hz"])
     assert device.uri == f"ssh://nano/jetson?root={board}&python={sys.executable}"
     level = device.space.knob("mem_hz").levels[0]
