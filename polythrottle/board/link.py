@@ -395,7 +395,7 @@ class _Start:
         if lacking:  # of several lines, as a version manager's, the one that says so
             why = next((line for line in self._said if "not found" in line.lower()), why)
         if self._place.sudo and code == 127 and _NO_SUDO.search(why.lower()):
-            return DeviceError(f"there is no sudo on {where}: {why}; log in as root, and leave sudo=yes out")
+            return DeviceError(f"there is no sudo on {where}: {why}; log in as root, without --sudo or ?sudo=yes")
         if self._place.sudo and "sudo" in lower and not lacking:
             return PermissionDenied(f"{where}: {why}; allow sudo without a password there, or log in as root")
         if lacking:

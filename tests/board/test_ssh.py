@@ -496,7 +496,7 @@ def test_a_login_that_prints_without_end_is_given_up(
     [
         (
             "echo 'sh: 1: sudo: not found' >&2; exit 127",
-            "there is no sudo on ssh://nano: sh: 1: sudo: not found; log in",
+            "there is no sudo on ssh://nano: sh: 1: sudo: not found; log in as root, without --sudo or ",
         ),
         ("echo 'sudo: python3: command not found' >&2; exit 1", "there is no python3 on ssh://nano: sudo: python3"),
     ],
