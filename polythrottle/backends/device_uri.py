@@ -34,6 +34,7 @@ FORMS = (
     "ssh://[user@]host[:port][/<a device there>]; each with ?meter=<a meter>"
 )
 SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator", "ssh")
+_FAR_FORMS = "over SSH it is jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu or auto"
 _HERE = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
 """The schemes of what is on this machine, wherever a URI comes from."""
 
@@ -152,6 +153,21 @@ def check_uri(text: str) -> None:
         from polythrottle.board.link import Place
 
         Place.parse(uri.name, uri.options)
+
+
+def check_far(device: str) -> None:
+    """Refuse a device of a board over SSH that is none anywhere, and say which there are; nobody is asked.
+
+    Args:
+        device: Its URI on the board; what ``auto`` means there if "".
+
+    Raises:
+        UnknownName: If its scheme is not known.
+    """
+    name = device.partition("?")[0]
+    if name and name.partition(":")[0] not in SCHEMES:
+        known = ("auto", "cpu", "jetson", "nvml")
+        raise UnknownName("device", name, known, hint=f"({_FAR_FORMS})", listed=False)
 
 
 def check_named(text: str, file: Path | str) -> None:

@@ -43,6 +43,7 @@ from polythrottle.actuation.server.unix_socket import Peer, listen_at
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.actuation.wire import VERSION
 from polythrottle.backends import DeviceURI, find_device
+from polythrottle.backends.device_uri import check_far
 from polythrottle.backends.served_devices import (
     all_restored,
     confirmed,
@@ -110,9 +111,11 @@ def device_here(device: str) -> str:
         device: As the desk names it; what ``auto`` means if "".
 
     Raises:
+        UnknownName: If there is none of that name anywhere.
         InvalidInput: If it is none of a board over SSH.
         PolythrottleError: If it means nothing, or nothing is here.
     """
+    check_far(device)
     uri = find_device().uri if device in ("", "auto") else device
     scheme = DeviceURI.parse(uri).scheme
     if scheme == "sim":

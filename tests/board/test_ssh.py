@@ -25,13 +25,20 @@ from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing, packed
 from polythrottle.board import link
-from polythrottle.board.far_side import _MOST_NAMES, FarService
+from polythrottle.board.far_side import _MOST_NAMES, FarService, device_here
 from polythrottle.board.hosted import HostedWindow, Told
 from polythrottle.board.link import SSH, Place
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, StorageError, TrialError
+from polythrottle.domain.errors import (
+    DeviceError,
+    InvalidInput,
+    PermissionDenied,
+    StorageError,
+    TrialError,
+    UnknownName,
+)
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
@@ -528,6 +535,13 @@ def test_a_device_that_no_board_has_is_refused_with_those_it_has(
         DeviceError, match=r"replay:x\.csv cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can"
     ):
         open_device(f"ssh://nano/replay:x.csv?python={sys.executable}")
+    only = "over SSH it is jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu or auto"
+    with pytest.raises(UnknownName, match=f"^unknown device 'foo'; {only}$"):
+        open_device("ssh://nano/foo")
+    with pytest.raises(UnknownName, match=rf"did you mean jetson\? \({only}\)"):
+        device_here("jetsn?root=/x")
+    assert run(["devices", "ssh://nano/foo"]) == run(["devices", "foo"]) == UnknownName.exit_code
+    assert run(["doctor", "--device", "ssh://nano/foo"]) == UnknownName.exit_code
     with pytest.raises(DeviceError, match="no actuator listens at x"):
         open_device(f"ssh://nano/actuator:x?python={sys.executable}")
     device = open_device(f"ssh://nano/auto?python={sys.executable}")
