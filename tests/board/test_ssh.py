@@ -321,6 +321,31 @@ def test_whoever_is_killed_the_board_is_put_back(board: Path, tmp_path: Path, vi
         await_that(lambda: held(board) == before, "the board stays changed")
 
 
+def test_a_desk_that_loses_its_board_waits_for_it_to_be_put_back(board: Path, tmp_path: Path) -> None:
+    """The far side ends what runs there first: that it still stands when the desk has connected anew is no alarm."""
+    before = held(board)
+    there = open_device(uri(board), ["mem_hz"]).__enter__()
+    there.apply(OperatingPoint({"mem_hz": there.space.knob("mem_hz").levels[0]}))
+    (lost,) = far_sides(tmp_path)
+    os.kill(lost, signal.SIGSTOP)
+    there.board.close()  # type: ignore[attr-defined]
+    asked: list[str] = []
+    ask = there.board.line.ask  # type: ignore[attr-defined]
+
+    def answered(verb: str, **fields: Any) -> Any:
+        asked.append(verb)
+        try:
+            return ask(verb, **fields)
+        except Later:  # it stood changed at the first look
+            os.kill(lost, signal.SIGCONT)
+            raise
+
+    there.board.line.ask = answered  # type: ignore[attr-defined]
+    there.__exit__(None, None, None)
+    assert asked.count("release") > 1
+    assert held(board) == before
+
+
 @pytest.mark.slow
 def test_a_desk_that_loses_its_board_names_what_stands_there(board: Path, tmp_path: Path) -> None:
     """The far side lives on where the connection alone was lost: what it has set is in the error, and then put back."""
