@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from polythrottle.actuation.drivers.controls import is_named
 from polythrottle.backends.probe import find_device
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.clock import Clock, SystemClock, Thread
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ports import Device, Recorded
@@ -526,6 +527,17 @@ class Answer(Generic[Found]):
     uri: str
     found: Found | None = None
     error: PolythrottleError | None = None
+
+    @property
+    def words(self) -> str:
+        """The error's, for where the device is named before them; "" where there is none."""
+        return own_words(self.uri, self.error or "")
+
+
+def own_words(uri: str, error: object) -> str:
+    """Return an error's words for where its device is named before them: one of a board over SSH begins with that."""
+    board = re.match("ssh://[^/?]*", uri)
+    return str(error) if board is None else removeprefix(str(error), f"{board[0]}: ")
 
 
 def at_once(

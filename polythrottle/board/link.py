@@ -43,6 +43,7 @@ _ANSWER_S = 600.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%@-]*")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])")
 _OWN = ("python", "sudo")
+_LONGEST_HOST = 253  # of a name's letters (RFC 1035, 2.3.4)
 _NO_SUDO = re.compile(r"sudo: (command )?not found|not found: sudo")  # as a shell says it, sudo lacks something itself
 
 # Sent as one word in base64, which every login shell leaves alone; runs in any Python, to say that it is too old. Its
@@ -130,6 +131,9 @@ class Place:
         user, _, rest = authority.rpartition("@")
         found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", rest)
         host, port = (found[1], found[2] or "") if found is not None else ("", "")
+        if len(host) > _LONGEST_HOST:
+            middle = f"{host[:30]}…{host[-30:]}"
+            raise InvalidInput(f"ssh://{middle} has a host of {len(host)} letters; {_LONGEST_HOST} are the most")
         if not name.startswith("//") or not _HOST.fullmatch(host):
             raise InvalidInput(f"'ssh:{name}' names no board; write {form}")
         if ":" in user:

@@ -23,6 +23,7 @@ from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
+from polythrottle.backends.device_uri import own_words
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing, packed
 from polythrottle.board import link
 from polythrottle.board.far_side import _MOST_NAMES, FarService, device_here
@@ -112,6 +113,7 @@ def test_a_uri_names_a_board_and_a_device_of_it(text: str, place: Place) -> None
         ("nano", {}, "names no board"),
         ("//-oProxyCommand=x/jetson", {}, "names no board"),
         ("//nano;reboot", {}, "names no board"),
+        (f"//{'a' * 5000}z/jetson", {}, "^ssh://a{30}…a{29}z has a host of 5001 letters; 253 are the most$"),
         ("//a:b@nano", {}, "leave the password out"),
         ("//-l@nano", {}, "no such user or port"),
         ("//nano:ssh", {}, "no such user or port"),
@@ -399,6 +401,16 @@ def test_nothing_to_restore_on_a_board_that_was_never_steered_is_no_error(
     assert capsys.readouterr().out == "nothing stands changed\n" * 2
     assert run(["restore", "--device", f"ssh://nano/cpux?python={sys.executable}"]) != 0
     assert run(["restore", "--device", f"ssh://nano/cpu:1?python={sys.executable}"]) != 0
+
+
+def test_an_error_of_one_of_several_boards_names_it_once(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the device that was named, and not as the board of it besides."""
+    named = [uri(board), f"ssh://nano/cpu?python={sys.executable}"]
+    assert run(["apply", "--confirm", "--device", ",".join(named)]) == DeviceError.exit_code
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": nothing waits")[0] for line in said] == named
+    assert own_words("ssh://nano/cpu", "ssh://nano2: no") == "ssh://nano2: no"
+    assert own_words("cpu", "ssh://nano: no") == "ssh://nano: no"
 
 
 def test_an_error_of_a_board_says_so(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
