@@ -16,7 +16,7 @@ from polythrottle.api.deployment import Followed, Restored, Told
 from polythrottle.api.experiments import Watcher, study_progress
 from polythrottle.api.outcome import Tuning, conclude
 from polythrottle.backends import open_device
-from polythrottle.backends.device_uri import Answer, at_once, check_distinct, check_uri, uris_in
+from polythrottle.backends.device_uri import Answer, at_once, check_distinct, check_uri, own_words, uris_in
 from polythrottle.backends.meters import unmetered
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
@@ -305,6 +305,11 @@ class BoardOutcome:
     applied: Applied | None = None
     error: PolythrottleError | None = None
 
+    @property
+    def words(self) -> str:
+        """The error's, for where the board is named before them; "" where there is none."""
+        return own_words(self.uri, self.error or "")
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -496,7 +501,7 @@ class _Canary:
             return f"{count} pairs of windows on {unsure[0].uri} do not show that it is no worse: {left} is not known"
         if 2 * len(tests) <= asked:  # of those that tried it, most have to have come to an end
             lost = next(iter(self.failed))
-            return f"it could not be tried to the end: {lost.uri}: {lost.error}"
+            return f"it could not be tried to the end: {lost.uri}: {lost.words}"
         return ""
 
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from polythrottle.actuation.drivers.controls import is_named
 from polythrottle.backends.probe import find_device
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.clock import Clock, SystemClock, Thread
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ports import Device, Recorded
@@ -34,6 +35,7 @@ FORMS = (
     "ssh://[user@]host[:port][/<a device there>]; each with ?meter=<a meter>"
 )
 SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator", "ssh")
+_FAR_FORMS = "over SSH it is jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu or auto"
 _HERE = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
 """The schemes of what is on this machine, wherever a URI comes from."""
 
@@ -152,6 +154,21 @@ def check_uri(text: str) -> None:
         from polythrottle.board.link import Place
 
         Place.parse(uri.name, uri.options)
+
+
+def check_far(device: str) -> None:
+    """Refuse a device of a board over SSH that is none anywhere, and say which there are; nobody is asked.
+
+    Args:
+        device: Its URI on the board; what ``auto`` means there if "".
+
+    Raises:
+        UnknownName: If its scheme is not known.
+    """
+    name = device.partition("?")[0]
+    if name and name.partition(":")[0] not in SCHEMES:
+        known = ("auto", "cpu", "jetson", "nvml")
+        raise UnknownName("device", name, known, hint=f"({_FAR_FORMS})", listed=False)
 
 
 def check_named(text: str, file: Path | str) -> None:
@@ -510,6 +527,17 @@ class Answer(Generic[Found]):
     uri: str
     found: Found | None = None
     error: PolythrottleError | None = None
+
+    @property
+    def words(self) -> str:
+        """The error's, for where the device is named before them; "" where there is none."""
+        return own_words(self.uri, self.error or "")
+
+
+def own_words(uri: str, error: object) -> str:
+    """Return an error's words for where its device is named before them: one of a board over SSH begins with that."""
+    board = re.match("ssh://[^/?]*", uri)
+    return str(error) if board is None else removeprefix(str(error), f"{board[0]}: ")
 
 
 def at_once(

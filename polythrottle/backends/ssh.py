@@ -16,6 +16,7 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later, error_from, error_line
+from polythrottle.backends.device_uri import check_far
 from polythrottle.backends.remote import RemoteDevice
 from polythrottle.board.carried import Carried, content_of, packages, sources, zipped
 from polythrottle.board.link import Link, Place
@@ -89,9 +90,13 @@ class SshBoard:
 
     Args:
         place: Which board, and which device of it.
+
+    Raises:
+        UnknownName: If no board has such a device.
     """
 
     def __init__(self, place: Place) -> None:
+        check_far(place.device)
         self.place = place
         self._link = Link(place, packed())
         self.line = Line(place.where, _PATIENCE_S, connect=self._link.connect)
@@ -202,7 +207,7 @@ class SshBoard:
         Raises:
             DeviceError: If the board cannot be reached any more.
         """
-        found = self.ask("examine")
+        found = self.ask("examine", board=self.place.uri(""))
         return {key: tuple(Finding(**line) for line in found[key]) for key in ("machine", "others", "records")}
 
     def files(self, names: Sequence[str]) -> Mapping[str, Any]:

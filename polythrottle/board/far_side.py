@@ -8,7 +8,7 @@ is put back; should this process be killed, its guard puts it back. Its verbs be
 ``hand_over`` {token, holder, seconds, confirmed_s} → ``name``. Leaves what is set in place, as by ``apply``.
 ``restore_all`` {name, force} → ``outcomes``. Puts back what stands on record here: one device by its URI, or all.
 ``confirm`` {name} → ``stands``. Lets stand what was applied by hand.
-``examine`` {} → ``machine``, ``others``, ``records``: findings of the machine and of what stands changed on it.
+``examine`` {board} → ``machine``, ``others``, ``records``: findings of the machine and of what stands changed on it.
 ``files`` {device, names} → ``files``, ``links``, ``unread``: what a snapshot of the board needs.
 ``work`` {token, point, message} → what the process that runs workloads here (`polythrottle.board.work_host`) answers;
   a job. With a point that is set first, as by ``apply``; if it is refused, the message is not passed on.
@@ -43,6 +43,7 @@ from polythrottle.actuation.server.unix_socket import Peer, listen_at
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.actuation.wire import VERSION
 from polythrottle.backends import DeviceURI, find_device
+from polythrottle.backends.device_uri import check_far
 from polythrottle.backends.served_devices import (
     all_restored,
     confirmed,
@@ -110,9 +111,11 @@ def device_here(device: str) -> str:
         device: As the desk names it; what ``auto`` means if "".
 
     Raises:
+        UnknownName: If there is none of that name anywhere.
         InvalidInput: If it is none of a board over SSH.
         PolythrottleError: If it means nothing, or nothing is here.
     """
+    check_far(device)
     uri = find_device().uri if device in ("", "auto") else device
     scheme = DeviceURI.parse(uri).scheme
     if scheme == "sim":
@@ -298,7 +301,7 @@ _VERBS: Mapping[str, Mapping[str, Check]] = {
     "hand_over": {"token": _text, "holder": _text, "seconds": _seconds, "confirmed_s": _seconds},
     "restore_all": {"name": _text, "force": _flag},
     "confirm": {"name": _text},
-    "examine": {},
+    "examine": {"board": _text},
     "files": {"device": _text, "names": _names},
     "work": {"token": _text, "point": _message, "message": _message},
     "borrow": {"token": _text},
@@ -312,6 +315,10 @@ class FarService(Service):
         uri: Of the device that is served.
         path: Of the socket, at which the process that runs workloads reads the device.
     """
+
+    # A desk that has lost its connection asks the next far side, while the first has a workload to end before it puts
+    # the board back: 5 to 8 s were seen.
+    put_back_within_s = 12.0
 
     def __init__(self, uri: str, path: Path) -> None:
         super().__init__([uri], Permits([]))
@@ -385,7 +392,7 @@ class FarService(Service):
         root = DeviceURI.parse(self.holdings[0].uri).options.get("root", "/")
         system = System(Path(root))
         return {
-            "machine": _lines(machine_findings(system)),
+            "machine": _lines(machine_findings(system, request.text.get("board", ""))),
             "others": _lines(others_steering(system)),
             "records": _lines(record_findings()),
         }

@@ -43,6 +43,7 @@ _ANSWER_S = 600.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%@-]*")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])")
 _OWN = ("python", "sudo")
+_LONGEST_HOST = 253  # of a name's letters (RFC 1035, 2.3.4)
 _NO_SUDO = re.compile(r"sudo: (command )?not found|not found: sudo")  # as a shell says it, sudo lacks something itself
 
 # Sent as one word in base64, which every login shell leaves alone; runs in any Python, to say that it is too old. Its
@@ -130,6 +131,9 @@ class Place:
         user, _, rest = authority.rpartition("@")
         found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", rest)
         host, port = (found[1], found[2] or "") if found is not None else ("", "")
+        if len(host) > _LONGEST_HOST:
+            middle = f"{host[:30]}…{host[-30:]}"
+            raise InvalidInput(f"ssh://{middle} has a host of {len(host)} letters; {_LONGEST_HOST} are the most")
         if not name.startswith("//") or not _HOST.fullmatch(host):
             raise InvalidInput(f"'ssh:{name}' names no board; write {form}")
         if ":" in user:
@@ -154,14 +158,15 @@ class Place:
         return f"ssh://{self.user + '@' if self.user else ''}{self.host}{':' + self.port if self.port else ''}"
 
     def uri(self, device: str) -> str:
-        """Return the URI of a device there, by the name it has there."""
+        """Return the URI of a device there, by the name it has there; of the board alone if that is ""."""
         if self.python != "python3":
             own = [f"python={self.python}"]
         else:
             own = []
         own += ["sudo=yes"] if self.sudo else []
         joint = "&" if "?" in device else "?"
-        return f"{self.where}/{device}{joint if own else ''}{'&'.join(own)}"
+        named = f"/{device}" if device else ""
+        return f"{self.where}{named}{joint if own else ''}{'&'.join(own)}"
 
     @property
     def by_hand(self) -> str:
@@ -394,7 +399,7 @@ class _Start:
         if lacking:  # of several lines, as a version manager's, the one that says so
             why = next((line for line in self._said if "not found" in line.lower()), why)
         if self._place.sudo and code == 127 and _NO_SUDO.search(why.lower()):
-            return DeviceError(f"there is no sudo on {where}: {why}; log in as root, and leave sudo=yes out")
+            return DeviceError(f"there is no sudo on {where}: {why}; log in as root, without --sudo or ?sudo=yes")
         if self._place.sudo and "sudo" in lower and not lacking:
             return PermissionDenied(f"{where}: {why}; allow sudo without a password there, or log in as root")
         if lacking:

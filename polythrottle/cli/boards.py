@@ -423,7 +423,7 @@ def _proven(test: "CanaryTest") -> str:
 
 def _became(outcome: "BoardOutcome", rollout: "Rollout") -> str:
     if outcome.error is not None:
-        return " ".join(str(outcome.error).split())
+        return " ".join(outcome.words.split())
     applied = outcome.applied
     if applied is None:
         tried = any(test.uri == outcome.uri for test in rollout.tests)
@@ -492,7 +492,7 @@ def confirm_several(devices: Sequence[str], as_json: bool) -> None:
 def _print_confirmed(found: "Sequence[Answer[tuple[Standing, ...]]]") -> None:
     for each in found:
         stands = ", ".join(one.device for one in each.found or ())
-        typer.echo(f"{each.uri}: {each.error or f'{stands} stands'}")
+        typer.echo(f"{each.uri}: {each.words or f'{stands} stands'}")
 
 
 def _confirmed_document(found: "Sequence[Answer[tuple[Standing, ...]]]") -> list[dict[str, Any]]:
@@ -520,7 +520,7 @@ def restore_several(devices: Sequence[str], force: bool, as_json: bool) -> None:
 def _print_restored(found: "Sequence[Answer[Restored]]") -> None:
     for each in found:
         if each.found is None:
-            typer.echo(f"{each.uri}: {each.error}")
+            typer.echo(f"{each.uri}: {each.words}")
             continue
         if not each.found.outcomes:
             typer.echo(f"{each.uri}: nothing stands changed")

@@ -42,6 +42,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Say what works here and what does not, why, and who else steers the clocks; writes and runs nothing."""
+    from polythrottle.backends.device_uri import own_words
     from polythrottle.inspect.board_record import document, record
     from polythrottle.inspect.examination import examine
 
@@ -54,7 +55,7 @@ def doctor(
         for one in found.devices:
             if device is not None and not one.title:
                 why = one.findings[0].explanation
-                named = why if one.uri in why else f"{one.uri}: {why}"
+                named = why if one.uri in why else f"{one.uri}: {own_words(one.uri, why)}"
                 raise typer.Exit(complain(named, DeviceError.exit_code))
 
 
@@ -137,7 +138,8 @@ _SHOWN = 5
 
 def snapshot(
     device: Annotated[
-        str | None, typer.Option("--device", "-d", metavar="URI", help="jetson, nvml:0, cpu, or auto.")
+        str | None,
+        typer.Option("--device", "-d", metavar="URI", help="jetson, nvml:0, cpu, auto, or a Jetson at ssh://HOST."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The archive to write; board.tar.gz, then board-2, …")

@@ -219,7 +219,7 @@ def _over_ssh(given: DeviceURI, uri: str) -> Examination:
     try:
         board = SshDevice.of(given.name, given.options)
     except PolythrottleError as err:
-        if isinstance(err, InvalidInput):
+        if isinstance(err, InvalidInput | UnknownName):
             raise
         return Examination((_unopened(uri, err),))
     with closing(board.board):

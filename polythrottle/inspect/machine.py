@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -240,10 +241,15 @@ _LIBRARIES = ("usr/lib/*/libnvidia-ml.so.*.*", "usr/lib64/libnvidia-ml.so.*.*", 
 _RESTORE_UNIT = "polythrottle-restore.service"
 
 
-def machine_findings(system: System) -> tuple[Finding, ...]:
-    """Return what in kernel, firmware and container keeps controls or sensors closed, or that nothing does."""
-    checks = (_rights, _container, _virtual, _closed, _read_only, _masked_powercap, _clocks, _nvidia, _at_boot)
-    return tuple(finding for check in checks for finding in check(system))
+def machine_findings(system: System, board: str = "") -> tuple[Finding, ...]:
+    """Return what in kernel, firmware and container keeps controls or sensors closed, or that nothing does.
+
+    Args:
+        system: The machine.
+        board: Its URI at the desk that asks over SSH, where the commands are that are advised; "" if it is here.
+    """
+    checks = (_rights, _container, _virtual, _closed, _read_only, _masked_powercap, _clocks, _nvidia)
+    return (*(finding for check in checks for finding in check(system)), *_at_boot(system, board))
 
 
 def is_jetson(system: System) -> bool:
@@ -353,12 +359,21 @@ def _is_gpu(system: System, folder: object) -> bool:
     return vendor == "0x10de" and (kind or "").startswith("0x03")
 
 
-def _at_boot(system: System) -> Iterator[Finding]:
+def _at_boot(system: System, board: str) -> Iterator[Finding]:
     if _RESTORE_UNIT in enabled_units(system):
         yield Finding("restore at boot", True, f"{_RESTORE_UNIT} is started at boot")
     else:
         words = f"{_RESTORE_UNIT} is not installed; what survives a reboot (a power mode) would stay after a crash"
-        yield Finding("restore at boot", None, words, "sudo polythrottle daemon install")
+        yield Finding("restore at boot", None, words, _install(board))
+
+
+def _install(board: str) -> str:
+    """Return the command that installs what restores at boot."""
+    if not board:
+        return "sudo polythrottle daemon install"
+    # Nothing need be installed there, and at the desk it takes no rights.
+    command = f"polythrottle daemon install --device {shlex.quote(board)}"
+    return command if os.geteuid() == 0 else f"{command} --sudo"
 
 
 _RESTORE = "polythrottle restore"

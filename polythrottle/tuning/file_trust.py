@@ -6,6 +6,7 @@ user's to name, and what is run is said before it runs. What lies in the state f
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,9 @@ def begun_on(plan: StudyPlan, device: Device) -> StudyPlan:
 def accept_resumed(
     journal: Path, study: Study, plan: StudyPlan, device: str | None, told: Callable[[str], object]
 ) -> Callable[[Device], None]:
-    """Return what looks at the device of a study that is resumed, before its meter and the workload are opened.
+    """Return what looks at each device of a study that is resumed, before its meter and the workload are opened.
+
+    What the journal has run is told once, on however many boards.
 
     Args:
         journal: The study's file.
@@ -97,11 +100,16 @@ def accept_resumed(
         device: URI that the user has named; None if it is the journal's.
         told: Called with what is run because the journal names it.
     """
+    already: set[str] = set()
+    turn = threading.Lock()  # several boards are opened at once
 
     def accept(board: Device) -> None:
         check_begun_on(journal, study, plan, board)
-        if line := announcement(journal, board, plan.setup.workload, None if device else plan.setup.device):
-            told(line)
+        line = announcement(journal, board, plan.setup.workload, None if device else plan.setup.device)
+        with turn:
+            if line and line not in already:
+                already.add(line)
+                told(line)  # before anything of it is run, on whichever board
 
     return accept
 

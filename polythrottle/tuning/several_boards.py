@@ -14,6 +14,7 @@ from enum import Enum, auto
 from queue import SimpleQueue
 from typing import cast
 
+from polythrottle.backends.device_uri import own_words
 from polythrottle.domain.clock import SystemClock, Thread, VirtualClock
 from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
 from polythrottle.domain.errors import DeviceError, Exhausted, PolythrottleError, StorageError, TrialError
@@ -157,7 +158,7 @@ class SharedStudy:
         if self._reason is None:
             uri, error = next(reversed(self._errors.items()))
             kind = TrialError if isinstance(error, TrialError) else DeviceError
-            raise kind(f"no board is left; the last was {uri}: {error}")
+            raise kind(f"no board is left; the last was {uri}: {own_words(uri, error)}")
         whole = self._view.on_all()
         answer = self._answer(whole)
         words = with_most_left(self._reason, self._optimizer, whole, answer)
@@ -194,8 +195,9 @@ class SharedStudy:
                 again = ""
                 if member.visit is not None:
                     self._journal.lose(member.visit)
-                    again = "; its trial is made again elsewhere"
-                self._events.put(f"{uri} is left out: {' '.join(str(error).split())}{again}")
+                    if any(other.stand is not Stand.GONE for other in self._members.values()):
+                        again = "; its trial is made again elsewhere"
+                self._events.put(f"{uri} is left out: {' '.join(own_words(uri, error).split())}{again}")
             member.visit = None
             self._wake()
 

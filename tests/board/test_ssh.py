@@ -23,15 +23,23 @@ from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
+from polythrottle.backends.device_uri import own_words
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing, packed
 from polythrottle.board import link
-from polythrottle.board.far_side import _MOST_NAMES, FarService
+from polythrottle.board.far_side import _MOST_NAMES, FarService, device_here
 from polythrottle.board.hosted import HostedWindow, Told
 from polythrottle.board.link import SSH, Place
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, StorageError, TrialError
+from polythrottle.domain.errors import (
+    DeviceError,
+    InvalidInput,
+    PermissionDenied,
+    StorageError,
+    TrialError,
+    UnknownName,
+)
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
@@ -105,6 +113,7 @@ def test_a_uri_names_a_board_and_a_device_of_it(text: str, place: Place) -> None
         ("nano", {}, "names no board"),
         ("//-oProxyCommand=x/jetson", {}, "names no board"),
         ("//nano;reboot", {}, "names no board"),
+        (f"//{'a' * 5000}z/jetson", {}, "^ssh://a{30}…a{29}z has a host of 5001 letters; 253 are the most$"),
         ("//a:b@nano", {}, "leave the password out"),
         ("//-l@nano", {}, "no such user or port"),
         ("//nano:ssh", {}, "no such user or port"),
@@ -128,6 +137,9 @@ def test_a_board_is_examined_and_steered_and_left_as_it_was(
     assert run(["doctor", "--device", uri(board), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert "ssh://nano runs this version in" in json.dumps(told)
+    (boot,) = (each for each in told["machine"] if each["subject"] == "restore at boot")
+    sudo = " --sudo" * (os.geteuid() != 0)
+    assert boot["remedy"] == f"polythrottle daemon install --device 'ssh://nano?python={sys.executable}'{sudo}"
     device = open_device(uri(board), ["mem_hz"])
     assert device.uri == f"ssh://nano/jetson?root={board}&python={sys.executable}"
     level = device.space.knob("mem_hz").levels[0]
@@ -311,6 +323,31 @@ def test_whoever_is_killed_the_board_is_put_back(board: Path, tmp_path: Path, vi
         await_that(lambda: held(board) == before, "the board stays changed")
 
 
+def test_a_desk_that_loses_its_board_waits_for_it_to_be_put_back(board: Path, tmp_path: Path) -> None:
+    """The far side ends what runs there first: that it still stands when the desk has connected anew is no alarm."""
+    before = held(board)
+    there = open_device(uri(board), ["mem_hz"]).__enter__()
+    there.apply(OperatingPoint({"mem_hz": there.space.knob("mem_hz").levels[0]}))
+    (lost,) = far_sides(tmp_path)
+    os.kill(lost, signal.SIGSTOP)
+    there.board.close()  # type: ignore[attr-defined]
+    asked: list[str] = []
+    ask = there.board.line.ask  # type: ignore[attr-defined]
+
+    def answered(verb: str, **fields: Any) -> Any:
+        asked.append(verb)
+        try:
+            return ask(verb, **fields)
+        except Later:  # it stood changed at the first look
+            os.kill(lost, signal.SIGCONT)
+            raise
+
+    there.board.line.ask = answered  # type: ignore[attr-defined]
+    there.__exit__(None, None, None)
+    assert asked.count("release") > 1
+    assert held(board) == before
+
+
 @pytest.mark.slow
 def test_a_desk_that_loses_its_board_names_what_stands_there(board: Path, tmp_path: Path) -> None:
     """The far side lives on where the connection alone was lost: what it has set is in the error, and then put back."""
@@ -364,6 +401,16 @@ def test_nothing_to_restore_on_a_board_that_was_never_steered_is_no_error(
     assert capsys.readouterr().out == "nothing stands changed\n" * 2
     assert run(["restore", "--device", f"ssh://nano/cpux?python={sys.executable}"]) != 0
     assert run(["restore", "--device", f"ssh://nano/cpu:1?python={sys.executable}"]) != 0
+
+
+def test_an_error_of_one_of_several_boards_names_it_once(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the device that was named, and not as the board of it besides."""
+    named = [uri(board), f"ssh://nano/cpu?python={sys.executable}"]
+    assert run(["apply", "--confirm", "--device", ",".join(named)]) == DeviceError.exit_code
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": nothing waits")[0] for line in said] == named
+    assert own_words("ssh://nano/cpu", "ssh://nano2: no") == "ssh://nano2: no"
+    assert own_words("cpu", "ssh://nano: no") == "ssh://nano: no"
 
 
 def test_an_error_of_a_board_says_so(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,7 +540,7 @@ def test_a_login_that_prints_without_end_is_given_up(
     [
         (
             "echo 'sh: 1: sudo: not found' >&2; exit 127",
-            "there is no sudo on ssh://nano: sh: 1: sudo: not found; log in",
+            "there is no sudo on ssh://nano: sh: 1: sudo: not found; log in as root, without --sudo or ",
         ),
         ("echo 'sudo: python3: command not found' >&2; exit 1", "there is no python3 on ssh://nano: sudo: python3"),
     ],
@@ -525,6 +572,13 @@ def test_a_device_that_no_board_has_is_refused_with_those_it_has(
         DeviceError, match=r"replay:x\.csv cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can"
     ):
         open_device(f"ssh://nano/replay:x.csv?python={sys.executable}")
+    only = "over SSH it is jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu or auto"
+    with pytest.raises(UnknownName, match=f"^unknown device 'foo'; {only}$"):
+        open_device("ssh://nano/foo")
+    with pytest.raises(UnknownName, match=rf"did you mean jetson\? \({only}\)"):
+        device_here("jetsn?root=/x")
+    assert run(["devices", "ssh://nano/foo"]) == run(["devices", "foo"]) == UnknownName.exit_code
+    assert run(["doctor", "--device", "ssh://nano/foo"]) == UnknownName.exit_code
     with pytest.raises(DeviceError, match="no actuator listens at x"):
         open_device(f"ssh://nano/actuator:x?python={sys.executable}")
     device = open_device(f"ssh://nano/auto?python={sys.executable}")

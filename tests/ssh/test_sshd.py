@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -227,6 +228,34 @@ def test_whoever_is_killed_the_board_is_put_back(site: Site, tmp_path: Path, vic
             os.kill(pid, signal.SIGKILL)
         await_that(lambda: held(site.root) == before, "the board stays changed")
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
+
+
+def test_a_connection_that_is_lost_while_it_is_measured_is_no_alarm(site: Site, tmp_path: Path) -> None:
+    """The desk asks anew what has become of the board, and waits for it to be put back: one line tells of the loss."""
+    before = held(site.root)
+    words = ["-d", site.uri, "-w", "cmd:sleep 0.02", "--point", "mem_mhz=204", "--seconds", "60", "--queries", "5000"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "polythrottle", "measure", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    await_that(lambda: held(site.root) != before or child.poll() is not None, "nothing is set")
+    lost = far_sides(tmp_path)
+    for pid in lost:
+        os.kill(pid, signal.SIGSTOP)  # a slow board
+    for pid in sessions(site):
+        os.kill(pid, signal.SIGKILL)
+    await_that(lambda: len(far_sides(tmp_path)) > len(lost), "the desk does not ask anew")
+    time.sleep(1.0)
+    for pid in lost:
+        os.kill(pid, signal.SIGCONT)
+    said = child.communicate(timeout=90.0)[1]
+    assert child.returncode == DeviceError.exit_code, said
+    assert "was lost" in said
+    assert "not known here" not in said
+    assert "not everything is as it was found" not in said
+    assert held(site.root) == before
 
 
 def test_a_desk_that_sleeps_gives_the_board_back(site: Site, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from polythrottle.domain.study import Study
 from polythrottle.storage.identity import identity_of
 from polythrottle.storage.journal import Journal, read
 from polythrottle.testing import plant
-from polythrottle.tuning.file_trust import begun_on, check_begun_on
+from polythrottle.tuning.file_trust import accept_resumed, begun_on, check_begun_on
 from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.setup import Setup
 
@@ -139,6 +139,17 @@ def test_what_a_profile_has_run_is_said_before_it_is(capsys: pytest.CaptureFixtu
     with pytest.raises(polythrottle.domain.errors.PolythrottleError):
         polythrottle.check("p.toml", told=heard.append)
     assert heard == ["running what p.toml names: theirs:serve and the meter nosuch:meter"]
+
+
+def test_what_a_journal_has_run_is_said_once_on_however_many_boards() -> None:
+    """Each is looked at; the line is the same."""
+    plan = StudyPlan(Setup("cpu", "theirs:serve"))
+    heard: list[str] = []
+    begun = replace(study(), problem=replace(study().problem, space=open_device("cpu").space))
+    accept = accept_resumed(Path("a.jsonl"), begun, plan, "cpu,cpu", heard.append)
+    for _ in range(2):
+        accept(open_device("cpu"))
+    assert heard == ["running what a.jsonl names: theirs:serve"]
 
 
 def test_on_other_hardware_a_journal_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,13 +154,20 @@ def test_a_board_that_drops_out_is_left_out_and_its_trial_made_again_elsewhere(t
 
 
 def test_the_last_board_that_is_lost_ends_the_search(tmp_path: Path) -> None:
-    """The journal is kept; what there is to say is said of the last."""
+    """The journal is kept; what there is to say is said of the last, whose trial nobody makes again."""
     found = boards(2)
     for board in found:
         assert isinstance(board.device, OneOfAKind)
         board.device.lasts = 2
-    with pytest.raises(DeviceError, match="no board is left; the last was"):
-        searched(tmp_path / "study.jsonl", found)
+    said: list[str] = []
+    with BoardsJournal.create(tmp_path / "study.jsonl", Study(asked(found[0]), "random"), {}) as kept:
+        assert isinstance(kept, BoardsJournal)
+        events = SharedStudy(found, make_optimizer("random"), kept, Budget(20), Rule()).search()
+        with pytest.raises(DeviceError, match="no board is left; the last was"):
+            said.extend(event for event in events if isinstance(event, str))
+    assert len(said) == 2
+    assert said[0].endswith("; its trial is made again elsewhere")
+    assert said[1].endswith("is left out: the cable is out")
     assert not journals.is_finished(tmp_path / "study.jsonl")
 
 

@@ -180,6 +180,9 @@ class Service:
         now_s: The clock that leases go by; the boot clock by default.
     """
 
+    put_back_within_s = 0.0
+    """How long another actuator may take to put back what it has set, once its client has lost it."""
+
     def __init__(self, uris: Sequence[str], permits: Permits, now_s: Callable[[], float] = boot_s) -> None:
         self._audit = Audit(Site.of("actuator").audit, "actuator")
         self.holdings = [ServedDevice(uri, self._note, now_s) for uri in dict.fromkeys(uris)]
@@ -190,6 +193,8 @@ class Service:
         self._noted = TokenBucket(_NOTED_PER_S, _NOTED_BURST)
         self._jobs: list[SpaceJob] = []
         self._inherited = False
+        self._put_back_by_s: dict[str, float] = {}
+        """By when what a lease of another actuator has set should be put back, by the lease's token."""
         self._stalled_s: float | None = None
         self._verbs: Mapping[str, Callable[[Peer, Request], dict[str, Any] | Job]] = {
             "hello": self._hello,
@@ -499,19 +504,37 @@ class Service:
 
         Raises:
             LeaseOver: If none is known, and everything is as it was found.
+            Later: If something stands changed that whoever has set it may still be putting back.
             DeviceError: If none is known, as to an actuator that has begun anew, and something stands changed.
         """
         for holding in self.holdings:
             if holding.terms.had(token, peer):
                 return holding.account()
         left = _put_back_inherited() if self._inherited else []
+        stands = []
         names = {name for holding in self.holdings if holding.terms.lease is None for name in on_record(holding.uri)}
         for each in standing():  # of another actuator, which lives on where a connection alone was lost
             if each.device in names and each.keys and not (each.lease.applied or each.lease.kept):
-                left.append(f"{each.device} stands as {each.lease.holder} has set it: {', '.join(each.keys)}")
+                stands.append(f"{each.device} stands as {each.lease.holder} has set it: {', '.join(each.keys)}")
+        if stands:
+            self._await_put_back(token)
+        left += stands
         if left:
             raise DeviceError(f"the lease is over, and not everything is as it was found: {'; '.join(left)}")
         raise LeaseOver("the lease is over; take the device again")
+
+    def _await_put_back(self, token: str) -> None:
+        """Have somebody ask again for a while: who has set it has lost the connection too, and puts it back just now.
+
+        Raises:
+            Later: Until that should be done.
+        """
+        now_s = self._now_s()
+        if len(self._put_back_by_s) > _MOST_USERS:
+            self._put_back_by_s.clear()
+        if now_s < self._put_back_by_s.setdefault(token, now_s + self.put_back_within_s):
+            after_s = self.put_back_within_s / 4  # so that a client that is patient hears the end
+            raise Later("the lease is over, and what it has set is being put back; ask again", after_s)
 
     def _lend(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, _ = self._own(peer, request)

@@ -25,6 +25,7 @@ from polythrottle.backends.probe import KIND, Capability, Tree, unavailable, wit
 from polythrottle.domain.backports import paired, removeprefix
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.domain.space import Level
+from polythrottle.domain.units import show_level
 from polythrottle.storage.untrusted import printable
 
 GPU_MIN = "gpu_min_hz"
@@ -133,9 +134,8 @@ class GpuClock:
     def _between(self, low: int, high: int, limits: Limits) -> tuple[Capability, ...]:
         lows, highs = (within(name, self.table, low, high, limits) for name in GPU_NAMES)
         if not lows or not highs or lows[0] > highs[-1]:
-            return unavailable(
-                GPU_NAMES, f"no clock of the table lies within the limits found ({low} to {high} Hz) and allowed"
-            )
+            between = f"{show_level(GPU_MIN, low)} to {show_level(GPU_MAX, high)}"
+            return unavailable(GPU_NAMES, f"no clock of the table lies within the limits found ({between}) and allowed")
         if len(lows) == len(highs) == 1:
             return unavailable(GPU_NAMES, *_GPU_PINNED)
         return Capability(GPU_MIN, lows, lows[0]), Capability(GPU_MAX, highs, highs[-1])
@@ -190,7 +190,8 @@ class GpuClock:
         now = self.clock_hz
         if now is None or low_hz <= now <= high_hz:
             return None
-        return f"the GPU runs at {now} Hz, not between {low_hz} and {high_hz}"
+        now_mhz, low_mhz, high_mhz = (show_level(GPU_MAX, each) for each in (now, low_hz, high_hz))
+        return f"the GPU runs at {now_mhz}, not between {low_mhz} and {high_mhz}"
 
     def overrun(self, high_hz: int) -> str | None:
         """Return that the GPU runs above its limit, by more than a clock may seem to; None if it does not."""
@@ -454,8 +455,13 @@ class Clusters:
             now = self._tree.number(cluster.folder / "scaling_cur_freq")
             cap = cluster.cap_khz(limit_hz)
             if now is not None and now > cap * _SLACK:
-                return f"{cluster.folder.name} runs at {now} kHz, above {cap}"
+                return f"{cluster.folder.name} runs at {_shown(now)}, above {_shown(cap)}"
         return None
+
+
+def _shown(clock_khz: int) -> str:
+    """Return a clock of cpufreq as people write it."""
+    return show_level(CPU_MAX, clock_khz * 1000)
 
 
 class Cores:

@@ -27,6 +27,7 @@ from polythrottle.actuation.drivers.controls import Control, Setting
 from polythrottle.actuation.limits import Limits
 from polythrottle.backends.probe import KIND, Capability, Tree, unavailable, within
 from polythrottle.domain.errors import KnobRejected, PolythrottleError
+from polythrottle.domain.units import show_level
 
 NAME = "mem_hz"
 _FREE = "0"
@@ -192,9 +193,8 @@ class MemoryClock:
         found = within(NAME, self.table, low or self.table[0], most, Limits())
         levels = limits.within(KIND, NAME, found)
         if len(levels) < 2:
-            return unavailable(
-                [NAME], f"fewer than two rates lie within the limits found (up to {most} Hz) and allowed"
-            )[0]
+            told = f"fewer than two rates lie within the limits found (up to {show_level(NAME, most)}) and allowed"
+            return unavailable([NAME], told)[0]
         self._free_hz = found[-1]
         told = "the highest leaves the memory to its governor, the others lock it"
         told = told if levels[-1] == found[-1] else "each locks the memory"
@@ -270,7 +270,7 @@ class MemoryClock:
         if refusals:
             why = refusals[0]
         else:
-            why = f"it went down to {higher[-1]} Hz and stayed there"
+            why = f"it went down to {show_level(NAME, higher[-1])} and stayed there"
         self._one_way = f"the memory's rate did not step down and up again on this board: {why}"
         raise KnobRejected(f"{NAME} is off: {self._one_way}")
 
@@ -284,9 +284,10 @@ class MemoryClock:
 
     def unsettled(self, rate_hz: int) -> str | None:
         """Return what still runs at another rate than the locked one, or None."""
-        if rate_hz == self._free_hz or (now := self.clock_hz) in (None, rate_hz):
+        now = self.clock_hz
+        if rate_hz == self._free_hz or now is None or now == rate_hz:
             return None
-        return f"the memory runs at {now} Hz, not {rate_hz}"
+        return f"the memory runs at {show_level(NAME, now)}, not at {show_level(NAME, rate_hz)}"
 
     def overrun(self, rate_hz: int) -> str | None:
         """Return that the memory runs at another rate than it was locked to; None if it does not."""
