@@ -327,9 +327,12 @@ class BoardAnswer:
         how = str(self.measurement.energy_kind)  # a simulated board measures nothing
         if not self.measured:
             how = f"worked out from what others showed, {how}"
-        saved = f"{100 * abs(self.saving):.1f} % {'less' if self.saving >= 0 else 'more'} energy"
+        # What is called "more" is a cost, so the interval is that of the cost, too.
+        sign, word = (1, "less") if self.saving >= 0 else (-1, "more")
+        saved = f"{100 * abs(self.saving):.1f} % {word} energy"
         if self.between is not None and self.between.known:
-            saved += f" ({100 * self.between.low:.1f} to {100 * self.between.high:.1f} %)"
+            low, high = sorted(100 * sign * end for end in (self.between.low, self.between.high))
+            saved += f" ({low:.1f} to {high:.1f} %)"
         if self.trials == 1:
             trials = "1 trial"
         else:

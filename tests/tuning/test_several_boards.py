@@ -342,6 +342,20 @@ def test_what_a_simulated_board_saves_is_called_simulated(measured: bool, how: s
     assert words.endswith("1 trial")
 
 
+@pytest.mark.parametrize(
+    ("saving", "between", "told"),
+    [
+        (-0.575, Interval(-1.859, 0.133), "57.5 % more energy (-13.3 to 185.9 %)"),
+        (0.575, Interval(-0.133, 1.859), "57.5 % less energy (-13.3 to 185.9 %)"),
+    ],
+)
+def test_a_cost_and_its_interval_have_one_sign(saving: float, between: Interval, told: str) -> None:
+    """What is called "more" has the interval of how much more."""
+    seen = Measurement(Latency(0.01, None, None, None, None), 1.0, 100.0, 100.0, EnergyKind.MEASURED, "board")
+    level = BoardOffset(Offset(0.0, 0.0), Offset(0.0, 0.0))
+    assert BoardAnswer("ssh://nano2", level, 3, seen, saving, between, True).words.startswith(told)
+
+
 def test_the_default_point_has_its_share_of_the_queries_on_each_board(tmp_path: Path) -> None:
     """Boards together see there what one board alone would have; other windows are shorter too."""
     path = tmp_path / "study.jsonl"
