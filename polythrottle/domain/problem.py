@@ -24,6 +24,8 @@ _OF_PROMPTS = "ttft_p99<=400ms for prompts<=2048"
 _FAR_OUT = ("p90", "p95", "p99")
 _LEAST = 1e-12
 _MOST = 1e12
+BOARDS = "boards"
+"""The name under which a problem's content says which boards search together."""
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
 _SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 
@@ -260,6 +262,11 @@ class Problem:
     def recorded(self) -> bool:
         """Whether the device is a recorded table, so that nothing runs."""
         return self.device.startswith("replay:")
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """The URIs of the boards that search together, in the order of their names; none where there is one."""
+        return tuple(self.content.get(BOARDS, "").split())
 
     @property
     def fingerprint(self) -> str:

@@ -153,6 +153,7 @@ class Trial:
         failure: Why nothing was seen, if the visit failed.
         cost: What the visit took, once it ended; None where that was not recorded.
         absent: The knob that the device turned out not to have, if that is why it failed.
+        board: The URI of the board it was made on, of several that search together; empty where there is one.
     """
 
     number: int
@@ -161,6 +162,7 @@ class Trial:
     failure: str | None = None
     cost: Cost | None = None
     absent: str | None = None
+    board: str = ""
 
     @property
     def state(self) -> TrialState:
@@ -265,6 +267,39 @@ class Study:
     def cost(self) -> Cost:
         """What all trials took together; a trial whose cost was not recorded counts nothing."""
         return sum((trial.cost for trial in self.trials if trial.cost is not None), Cost())
+
+    @property
+    def duration_s(self) -> float:
+        """How long the search took; boards that search together do so at once, so that of the one that worked longest.
+
+        Not the sum that `cost` is.
+        """
+        worked: dict[str, float] = {}
+        for trial in self.trials:
+            if trial.cost is not None:
+                worked[trial.board] = worked.get(trial.board, 0.0) + trial.cost.duration_s
+        return max(worked.values(), default=0.0)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its seconds are simulated as its joules are: a simulated board elsewhere takes the time of clocks."""
+        simulated = any(seen.energy_kind is EnergyKind.SIMULATED for seen in self._measurements)
+        return simulated and not self.problem.device.startswith("ssh:")
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """Those of several boards that measured anything, in the order in which they did; none where there is one."""
+        return tuple(dict.fromkeys(trial.board for trial in self.completed if trial.board))
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Those of several boards that measured nothing."""
+        return tuple(board for board in self.problem.boards if board not in self.boards)
+
+    @property
+    def where(self) -> str:
+        """On what it was measured: the device, or all of several boards."""
+        return ", ".join(sorted(self.boards)) or self.problem.device
 
     @property
     def judgeable(self) -> bool:
@@ -475,12 +510,10 @@ class Study:
         elif self._measurements:
             said.append("none known to hold it")
         words = ", ".join(filter(None, said))
-        return (
-            f"<Study of {self.problem.workload or 'workload'} on {self.problem.device or 'device'}, {asked}: {words}>"
-        )
+        return f"<Study of {self.problem.workload or 'workload'} on {self.where or 'device'}, {asked}: {words}>"
 
     def _repr_html_(self) -> str:
-        heading = f"{self.problem.workload or 'workload'} on {self.problem.device or 'device'}"
+        heading = f"{self.problem.workload or 'workload'} on {self.where or 'device'}"
         return card_html(heading, self.lines(), (seen.energy_kind for seen in self._measurements))
 
     def lines(self) -> Iterator[tuple[str, str]]:

@@ -253,7 +253,7 @@ def about(digest: Digest, facts: Mapping[str, str]) -> Html:
     window = digest.study.problem.window
     least = f"at least {window.queries} queries and {show(window.duration_s, 's')}"
     known = {
-        "device": problem.device,
+        "device": digest.study.where,
         "workload": problem.workload,
         "SLO": ", ".join(map(str, problem.constraints)) or "none",
         "energy": digest.kind or "nothing was measured",
@@ -263,8 +263,13 @@ def about(digest: Digest, facts: Mapping[str, str]) -> Html:
         "seed": str(digest.study.seed),
         "window": f"{least}, after {window.warmup} to warm up",
     }
-    rows = (tag("div", tag("dt", name), tag("dd", text or "–")) for name, text in {**known, **facts}.items())
-    return tag("dl", joined(rows), class_="about")
+    return rows({**known, **facts})
+
+
+def rows(lines: Mapping[str, str]) -> Html:
+    """Return lines of text, each with its name in front."""
+    each = (tag("div", tag("dt", name), tag("dd", text or "–")) for name, text in lines.items())
+    return tag("dl", joined(each), class_="about")
 
 
 class TrialTable:

@@ -47,6 +47,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
             for preset in study.references
         ],
         **({"boards": [_board_document(board) for board in tuning.boards]} if tuning.boards else {}),
+        **({"unmeasured_boards": list(study.unmeasured)} if study.unmeasured else {}),
         "ladder": _ladder(tuning),
         "no_ladder": tuning.unladdered or None,
         "profile": optional(str, tuning.profile_path),

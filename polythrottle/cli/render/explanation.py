@@ -147,7 +147,7 @@ def print_explanation(found: Explanation) -> None:
     """Print an explanation in at most 80 columns."""
     console = plain_console()
     problem = found.study.problem
-    console.print(Text.assemble("\n", (problem.device, "bold"), "  ", problem.workload), soft_wrap=True)
+    console.print(Text.assemble("\n", (found.study.where, "bold"), "  ", problem.workload), soft_wrap=True)
     if found.nothing is not None:
         console.print(Unpadded(Text(found.nothing)))
         return

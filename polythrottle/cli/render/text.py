@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polythrottle.api.outcome import energy_kind, show_joules, show_point
+from polythrottle.api.outcome import board_words, energy_kind, show_joules, show_point
 from polythrottle.backends import names_more_than_here
 from polythrottle.cli.output import called_as, grid, optional, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
@@ -54,7 +54,7 @@ def print_tuning(tuning: "Tuning") -> None:
     """Print the answer of a study in at most 80 columns, paths apart."""
     study = tuning.study
     console = plain_console()
-    _print_grid(console, (study.problem.device, study.problem.workload), _lines(tuning))
+    _print_grid(console, (study.where, study.problem.workload), _lines(tuning))
     if study.problem.objective is Objective.PARETO and study.judgeable:
         _print_front(console, study)
     written = {"profile": tuning.profile_path, "journal": tuning.journal_path, "report": tuning.report_path}
@@ -306,7 +306,9 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
         yield from _of_tokens(default, best.measurement)
-    yield from (("board", f"{printable(board.uri)}: {board.words}") for board in tuning.boards)
+    yield from (
+        ("board", f"{printable(uri)}: {words}") for uri, words in board_words(tuning.boards, tuning.study).items()
+    )
     if tuning.profile is not None:
         yield "ladder", _ladder(tuning)
     yield "trials", _trials(study)
