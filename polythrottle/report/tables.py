@@ -48,11 +48,14 @@ def claim(digest: Digest) -> str:
         if alone:
             return "Only the default was measured"
         return "Nothing that was tried beats the default"
-    if saving > 0:
-        return f"{percent(saving)} less {goal} than the default"
-    if saving:
-        return f"{percent(-saving)} more {goal} than the default"
-    return f"The same {goal} as the default"
+    if not saving:
+        return f"The same {goal} as the default"
+    words = f"{percent(abs(saving))} {'less' if saving > 0 else 'more'} {goal} than the default"
+    # As in the text: what may be chance alone, or has no interval that says it is not, is no claim.
+    between = digest.study.saving
+    if between is None or between.low <= 0 <= between.high:
+        return f"Not proven: {words}"
+    return words
 
 
 def percent(fraction: float) -> str:
