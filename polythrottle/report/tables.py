@@ -196,7 +196,10 @@ def _effort(digest: Digest) -> Iterator[Html]:
         energy = ""
         if digest.energy_unit:
             energy = f"and {show(cost.energy_j, 'J')}, {digest.kind}"
-        yield _stat("search", show_span(cost.duration_s), f"{energy}{counted}".lstrip("; ") or "on the device's clock")
+        if len(boards := digest.study.boards) > 1:
+            counted += f"; {len(boards)} boards at once"
+        took = show_span(digest.study.duration_s)
+        yield _stat("search", took, f"{energy}{counted}".lstrip("; ") or "on the device's clock")
 
 
 def _slo(digest: Digest, bound: Constraint) -> Html:

@@ -105,6 +105,8 @@ def test_two_boards_end_with_a_profile_and_a_journal_that_names_the_board_of_eac
     assert set(boards_of(path)) == {trial.number for trial in study.trials}
     assert set(boards_of(path).values()) == set(TWO.split(","))
     assert [board["device"] for board in told["boards"]] == TWO.split(",")
+    assert told["search"]["duration_s"] == pytest.approx(read_study(path).duration_s)
+    assert told["search"]["duration_s"] < 0.9 * study.cost.duration_s  # that is the sum over both
     assert sum(board["trials"] for board in told["boards"]) == len(study.trials)
     assert run(["report", str(path), "--out", str(tmp_path / "report.html")]) == 0
     for page in (path.with_suffix(".html"), tmp_path / "report.html"):

@@ -33,7 +33,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         **_problem_fields(study),
         **_answer_fields(study),
         "ended": tuning.ended,
-        "search": {"duration_s": study.cost.duration_s, "energy_j": study.cost.energy_j},
+        "search": {"duration_s": study.duration_s, "energy_j": study.cost.energy_j},
         "nothing_to_gain": study.default_will_do and is_conclusive(tuning.ended),
         "risk": tuning.risk,
         "error_budget": _errors(tuning),

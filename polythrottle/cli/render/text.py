@@ -393,12 +393,13 @@ def _cost(study: Study) -> str | None:
         energy = ""
     else:
         energy = f"{show(cost.energy_j, 'J')} {kind}, "
-    told = " simulated" if kind is EnergyKind.SIMULATED else ""
+    told = " simulated" if study.virtual else ""
+    together = f" on {len(study.boards)} boards at once" if len(study.boards) > 1 else ""
     if study.problem.recorded:
         counted = f" as recorded, taking {RECORDED_ITEMS:,} items a trial"
     else:
         counted = ""
-    return f"{energy}{show_span(cost.duration_s)}{told}{counted}"
+    return f"{energy}{show_span(study.duration_s)}{told}{together}{counted}"
 
 
 def _near(path: Path) -> Path:
