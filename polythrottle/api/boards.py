@@ -45,6 +45,8 @@ OPENED_WITHIN_S = 300.0
 """How long a board may take to be opened, with its workload."""
 _LEAST_BESIDES = 2
 """Trials besides the default of each board: one to find something, and one to confirm it."""
+SLOWEST = "figures of trials are those that the slowest board would have, with the energy of the mean one"
+"""Said once: a trial's line names the board that made it, whose own figures may differ."""
 Accept = Callable[[Device], object]
 
 
@@ -272,7 +274,7 @@ def _searched(
 ) -> Tuning:
     """Return what a search comes to, its profile and report written."""
     watcher.opened(kept.study, kept.path, plan.budget.trials)
-    for line in (*past.words(kept.study.problem), *beforehand(kept.study)):
+    for line in (*past.words(kept.study.problem), *beforehand(kept.study), SLOWEST):
         watcher.told(line)
     first = boards[0]
     optimizer = method_of(kept.study, (first.device, first.served), plan, past, watcher, own)

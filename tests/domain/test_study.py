@@ -27,6 +27,24 @@ def test_boards_that_search_together_do_so_at_once() -> None:
     assert (alone.duration_s, alone.boards, alone.where) == (75.0, (), told.problem.device)
 
 
+@pytest.mark.parametrize(
+    ("boards", "brief"),
+    [
+        ("ssh://nano1/o10.onnx ssh://nano2/o10.onnx", ["nano1", "nano2"]),
+        ("ssh://nano1 ssh://me@nano2:2222", ["nano1", "me@nano2:2222"]),
+        ("ssh://nano1/a ssh://nano1/a/b", ["a", "a/b"]),
+        ("sim:orin?seed=1 sim:orin?seed=11", ["seed=1", "seed=11"]),
+        ("sim:orin?seed=1&x=2 sim:orin?seed=2&x=2", ["seed=1", "seed=2"]),
+        ("sim:orin sim:orin?seed=2", ["sim:orin", "sim:orin?seed=2"]),
+    ],
+)
+def test_a_board_is_named_briefly_by_what_tells_it_from_the_others(boards: str, brief: list[str]) -> None:
+    """Neither by what all begin with nor by what all end with; one that is not among them by its whole URI."""
+    asks = replace(problem(), content={"boards": boards})
+    assert [asks.brief(board) for board in boards.split()] == brief
+    assert asks.brief("ssh://other") == "ssh://other"
+
+
 @pytest.mark.parametrize(("device", "virtual"), [("sim:jetson-nano", True), ("ssh://nano1/sim:jetson-nano", False)])
 def test_seconds_are_called_simulated_only_if_the_clock_is(device: str, virtual: bool) -> None:
     """A simulated board elsewhere takes the time of this machine, whatever its joules are."""

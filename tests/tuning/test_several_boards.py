@@ -135,7 +135,10 @@ def test_what_one_board_measured_is_not_called_anothers(
     path, out = tmp_path / "study.jsonl", tmp_path / "o10.toml"
     words = ["tune", "-d", TWO, "-w", MODEL, "--slo", "p99<=50ms", "--method", "random", "--trials", "5"]
     assert run([*words, "--journal", str(path), "--out", str(out)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr()
+    told, shown = (" ".join(text.split()) for text in said)
+    assert "trial 0 on seed=2: " in shown
+    assert shown.count("figures of trials are those that the slowest board would have") == 1
     assert told.startswith(f"{there} {MODEL}")
     assert f"{lost}: never measured" in told
     assert read_profile(out).device == there
