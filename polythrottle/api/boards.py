@@ -14,7 +14,7 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.api import deployment
 from polythrottle.api.deployment import Followed, Restored, Told
 from polythrottle.api.experiments import Watcher, study_progress
-from polythrottle.api.outcome import Tuning, conclude
+from polythrottle.api.outcome import Tuning, conclude, on_all_boards
 from polythrottle.backends import open_device
 from polythrottle.backends.device_uri import Answer, at_once, check_distinct, check_uri, own_words, uris_in
 from polythrottle.backends.meters import unmetered
@@ -23,12 +23,13 @@ from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Device, Optimizer, Recorded, Workload
+from polythrottle.domain.problem import BOARDS
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.inspect.examination import Kind
 from polythrottle.optimize import Options, make_optimizer
 from polythrottle.optimize.options import WarmStart
-from polythrottle.storage.boards_journal import BOARDS, BoardsJournal
+from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.identity import INDIVIDUAL, identity_of
 from polythrottle.tuning.apply import Applied, check_same_kind, split_point, stay_of
 from polythrottle.tuning.boards_together import OpenBoard
@@ -44,6 +45,8 @@ OPENED_WITHIN_S = 300.0
 """How long a board may take to be opened, with its workload."""
 _LEAST_BESIDES = 2
 """Trials besides the default of each board: one to find something, and one to confirm it."""
+SLOWEST = "figures of trials are those that the slowest board would have, with the energy of the mean one"
+"""Said once: a trial's line names the board that made it, whose own figures may differ."""
 Accept = Callable[[Device], object]
 
 
@@ -271,7 +274,7 @@ def _searched(
 ) -> Tuning:
     """Return what a search comes to, its profile and report written."""
     watcher.opened(kept.study, kept.path, plan.budget.trials)
-    for line in (*past.words(kept.study.problem), *beforehand(kept.study)):
+    for line in (*past.words(kept.study.problem), *beforehand(kept.study), SLOWEST):
         watcher.told(line)
     first = boards[0]
     optimizer = method_of(kept.study, (first.device, first.served), plan, past, watcher, own)
@@ -282,7 +285,10 @@ def _searched(
                 watcher.changed(event)
             else:
                 watcher.told(event)
-    return conclude(kept, first.device, plan, past, force)
+    # As the answer says where it was measured: the first may have been lost before it measured anything.
+    named = on_all_boards(kept.study, kept.path).problem.device
+    device = next((board.device for board in boards if board.uri == named), first.device)
+    return conclude(kept, device, plan, past, force)
 
 
 Found = TypeVar("Found")

@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -80,7 +80,7 @@ class Tuning:
     def _repr_html_(self) -> str:
         problem = self.study.problem
         kinds = (trial.measurement.energy_kind for trial in self.study.completed if trial.measurement is not None)
-        return card_html(f"{problem.workload} on {problem.device}, tuned", self.lines(), kinds)
+        return card_html(f"{problem.workload} on {self.study.where}, tuned", self.lines(), kinds)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield what a person wants to know of the tuning, each with its name: the study's lines, then the files."""
@@ -88,8 +88,7 @@ class Tuning:
         yield "no answer", self.unmet or ""
         yield "ended", self.ended or ""
         yield "error budget", "" if self.errors is None else self.errors.words
-        for board in self.boards:
-            yield board.uri, board.words
+        yield from board_words(self.boards, self.study).items()
         for name, path in (
             ("profile", self.profile_path),
             ("journal", self.journal_path),
@@ -136,7 +135,9 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
     applicable = answer.path
     if answer.kept:  # an older profile stands there, of which this report knows nothing
         applicable = None
-    unreported = _refusal(partial(write_report, facts=facts, profile=applicable), study, page)
+    boards = _on_each(study, journal.study, journal.path)
+    write = partial(write_report, facts=facts, profile=applicable, boards=board_words(boards, study))
+    unreported = _refusal(write, study, page)
     return Tuning(
         study=study,
         profile=answer.profile,
@@ -153,15 +154,38 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
         kept=answer.kept,
         unladdered=answer.unladdered,
         errors=account,
-        boards=_on_each(study, journal),
+        boards=boards,
     )
 
 
-def _on_each(study: Study, journal: Journal) -> tuple[BoardAnswer, ...]:
-    boards = boards_of(journal.path)
+def _on_each(study: Study, measured: Study, journal: Path) -> tuple[BoardAnswer, ...]:
+    """Return what the answer of a study comes to on each of several boards, by what was measured there."""
+    boards = boards_of(journal)
     if not boards or (best := study.answered) is None:
         return ()
-    return BoardsView(journal.study, boards).answers(best.point)
+    return BoardsView(measured, boards).answers(best.point)
+
+
+def board_words(answers: Iterable[BoardAnswer], study: Study) -> dict[str, str]:
+    """Return what there is to say of each of several boards, by its URI, those that measured nothing last.
+
+    Args:
+        answers: What the answer comes to on each.
+        study: Of all of them.
+    """
+    words = {answer.uri: answer.words for answer in answers}
+    return {**words, **dict.fromkeys(study.unmeasured, "never measured, so that nothing is known of it")}
+
+
+def boards_told(journal: Path) -> dict[str, str]:
+    """Return what there is to say of each of several boards of a journal's study; nothing of one board.
+
+    Raises:
+        BadFile: If it cannot be read.
+    """
+    measured = journals.read(journal)
+    study = on_all_boards(measured, journal)
+    return board_words(_on_each(study, measured, journal), study)
 
 
 @dataclass(frozen=True)
@@ -306,7 +330,7 @@ def on_all_boards(study: Study, journal: Path) -> Study:
     boards = boards_of(journal)
     if not boards:
         return study
-    return BoardsView(study, boards).on_all()
+    return BoardsView(study, boards).told()
 
 
 def planned(journal: Path, plan: Mapping[str, Any]) -> StudyPlan:
@@ -348,7 +372,8 @@ def profile_of(journal: Path) -> Path | None:
     from polythrottle.catalog.tuned_profiles import read_profile
 
     with contextlib.suppress(BadFile):
-        path = StudyPlan.of(journals.heading(journal)["plan"]).out or usual_path(journals.read(journal).problem)
+        plan = StudyPlan.of(journals.heading(journal)["plan"])
+        path = plan.out or usual_path(on_all_boards(journals.read(journal), journal).problem)
         # Another study of the same question may have put its answer there since.
         if Path(str(read_profile(path).provenance.get("journal"))).absolute() == journal.absolute():
             return path

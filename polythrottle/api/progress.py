@@ -204,7 +204,7 @@ def newest(study: Study) -> Table:
     for trial in shown:
         number, _, *measured = _cells(trial)
         levels = [show_number(name, trial.point[name]) for name in names]
-        table.add_row(number, *levels, *measured, style=_style(study, trial, best))
+        table.add_row(f"{number}{_on(study, trial)}", *levels, *measured, style=_style(study, trial, best))
     return table
 
 
@@ -231,11 +231,17 @@ def _cells(trial: Trial) -> tuple[str, ...]:
     return (str(trial.number), show_point(trial.point), *times, show_joules(measured))
 
 
+def _on(study: Study, trial: Trial) -> str:
+    """Return on which of several boards a trial was made, to follow its number; nothing where there is one."""
+    return f" on {study.problem.brief(trial.board)}" if trial.board else ""
+
+
 def _plain(study: Study, trial: Trial) -> str:
-    number, _, _, _, energy = _cells(trial)
+    energy = _cells(trial)[-1]
     point = _tied(trial.point)
+    name = f"trial {trial.number}{_on(study, trial)}"
     if trial.measurement is None:
-        return f"trial {number}: failed: {trial.failure} ({point})"
+        return f"{name}: failed: {trial.failure} ({point})"
     if trial.measurement.energy_kind is EnergyKind.MEASURED:
         kind = ""
     else:
@@ -243,7 +249,7 @@ def _plain(study: Study, trial: Trial) -> str:
     verdict = ""
     if not study.feasible(trial):
         verdict = f", breaks the SLO{', stopped early' * trial.measurement.censored}"
-    return f"trial {number}: {energy}{kind} per item, {_seen(study, trial.measurement)}{verdict} ({point})"
+    return f"{name}: {energy}{kind} per item, {_seen(study, trial.measurement)}{verdict} ({point})"
 
 
 def _seen(study: Study, measured: Measurement) -> str:

@@ -439,12 +439,13 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML page of a study: figures, the chosen point, every trial."""
-    from polythrottle.api.outcome import profile_of, read_study, report_facts, report_path
+    from polythrottle.api.outcome import boards_told, profile_of, read_study, report_facts, report_path
     from polythrottle.report import write_report
 
     journal = found_study(study)
     path = out or report_path(journal)
-    write_report(read_study(journal), path, facts=report_facts(journal), profile=profile_of(journal))
+    facts, boards = report_facts(journal), boards_told(journal)
+    write_report(read_study(journal), path, facts=facts, profile=profile_of(journal), boards=boards)
     answer({"report": str(path)}, as_json, lambda made: typer.echo(f"report  {made['report']}"))
 
 

@@ -24,6 +24,11 @@ _OF_PROMPTS = "ttft_p99<=400ms for prompts<=2048"
 _FAR_OUT = ("p90", "p95", "p99")
 _LEAST = 1e-12
 _MOST = 1e12
+BOARDS = "boards"
+"""The name under which a problem's content says which boards search together."""
+_SEVERAL = 2
+_PARTS = re.compile(r"(?<=[/?&])|(?=[/?&])")
+"""Between the parts of a URI."""
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
 _SEARCHED = re.compile(r"([?&])knobs=\w*(?:,\w+(?![\w:/?]))*(&?)")
 """The option of a device that names the knobs to search; a comma that a scheme follows begins the next device."""
@@ -279,6 +284,29 @@ class Problem:
     def recorded(self) -> bool:
         """Whether the device is a recorded table, so that nothing runs."""
         return self.device.startswith("replay:")
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """The URIs of the boards that search together, in the order of their names; none where there is one."""
+        return tuple(self.content.get(BOARDS, "").split())
+
+    def brief(self, board: str) -> str:
+        """Return what tells a board from the others that search with it: ``nano1`` of ``ssh://nano1/model.onnx``.
+
+        Args:
+            board: The URI of one of them.
+        """
+        if len(self.boards) < _SEVERAL or board not in self.boards:
+            return board
+        parts = [_PARTS.split(uri) for uri in self.boards]
+        own = _PARTS.split(board)
+        # Nothing of what all begin or end with; at least one part is left, for they differ.
+        least = min(map(len, parts))
+        same = [len({each[at] for each in parts}) == 1 for at in range(least)]
+        begin = next((at for at, alike in enumerate(same) if not alike), least - 1)
+        ends = [len({each[-at] for each in parts}) == 1 for at in range(1, least - begin)]
+        end = next((at for at, alike in enumerate(ends) if not alike), len(ends))
+        return "".join(own[begin : len(own) - end]).strip("/?&") or board
 
     @property
     def fingerprint(self) -> str:

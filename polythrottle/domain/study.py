@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Interval, Measurement, measurement_frame, saving_interval
-from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.problem import Constraint, Objective, Problem, device_alone
 from polythrottle.domain.space import BATCH_SIZE, CONCURRENCY, IN_FLIGHT, OperatingPoint
 from polythrottle.domain.units import show, show_name, show_number, show_percent
 
@@ -153,6 +153,7 @@ class Trial:
         failure: Why nothing was seen, if the visit failed.
         cost: What the visit took, once it ended; None where that was not recorded.
         absent: The knob that the device turned out not to have, if that is why it failed.
+        board: The URI of the board it was made on, of several that search together; empty where there is one.
     """
 
     number: int
@@ -161,6 +162,7 @@ class Trial:
     failure: str | None = None
     cost: Cost | None = None
     absent: str | None = None
+    board: str = ""
 
     @property
     def state(self) -> TrialState:
@@ -286,6 +288,39 @@ class Study:
     def presets_cost(self) -> Cost:
         """What measuring the presets took, which is no part of the search and counts in what it may use."""
         return sum((reference.taken for reference in self.references), Cost())
+
+    @property
+    def duration_s(self) -> float:
+        """How long the search took; boards that search together do so at once, so that of the one that worked longest.
+
+        Not the sum that `cost` is.
+        """
+        worked: dict[str, float] = {}
+        for trial in self.trials:
+            if trial.cost is not None:
+                worked[trial.board] = worked.get(trial.board, 0.0) + trial.cost.duration_s
+        return max(worked.values(), default=0.0)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its seconds are simulated as its joules are: a simulated board elsewhere takes the time of clocks."""
+        simulated = any(seen.energy_kind is EnergyKind.SIMULATED for seen in self._measurements)
+        return simulated and not self.problem.device.startswith("ssh:")
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """Those of several boards that measured anything, in the order in which they did; none where there is one."""
+        return tuple(dict.fromkeys(trial.board for trial in self.completed if trial.board))
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Those of several boards that measured nothing."""
+        return tuple(board for board in self.problem.boards if board not in self.boards)
+
+    @property
+    def where(self) -> str:
+        """On what it was measured: the device, or all of several boards."""
+        return ", ".join(map(device_alone, sorted(self.boards))) or device_alone(self.problem.device)
 
     @property
     def judgeable(self) -> bool:
@@ -501,12 +536,10 @@ class Study:
         elif self._measurements:
             said.append("none known to hold it")
         words = ", ".join(filter(None, said))
-        return (
-            f"<Study of {self.problem.workload or 'workload'} on {self.problem.device or 'device'}, {asked}: {words}>"
-        )
+        return f"<Study of {self.problem.workload or 'workload'} on {self.where or 'device'}, {asked}: {words}>"
 
     def _repr_html_(self) -> str:
-        heading = f"{self.problem.workload or 'workload'} on {self.problem.device or 'device'}"
+        heading = f"{self.problem.workload or 'workload'} on {self.where or 'device'}"
         return card_html(heading, self.lines(), (seen.energy_kind for seen in self._measurements))
 
     def lines(self) -> Iterator[tuple[str, str]]:

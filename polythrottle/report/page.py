@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from polythrottle.domain.errors import StorageError
-from polythrottle.domain.problem import device_alone
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.study import Study, TrialState
 from polythrottle.domain.units import show_name
@@ -29,7 +28,7 @@ from polythrottle.report.figure_style import (
     variable,
 )
 from polythrottle.report.figures import compared, comparison, convergence, free_knobs, knob_figure, plane
-from polythrottle.report.tables import TrialTable, about, claim, headline, knob_table
+from polythrottle.report.tables import TrialTable, about, claim, headline, knob_table, rows
 from polythrottle.storage.atomic_file import open_replacement
 from polythrottle.storage.untrusted import check_plain
 
@@ -243,6 +242,7 @@ def write_report(
     title: str = "",
     facts: Mapping[str, str] = MappingProxyType({}),
     profile: Path | None = None,
+    boards: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write the report of a study as one HTML file; the file is replaced whole or not at all.
 
@@ -252,6 +252,7 @@ def write_report(
         title: Of the page; by default the workload and the device.
         facts: More to say about the study, such as where its journal is.
         profile: File with the answer; the page says how to apply it.
+        boards: What there is to say of each of several boards, by its URI.
 
     Raises:
         StorageError: If the file cannot be written, or would replace something that is not a page.
@@ -259,7 +260,7 @@ def write_report(
     # Before the page is made, which takes seconds for a long study.
     _check_replaceable(path)
     # A device may be called by bytes that are no text; a page with a question mark is better than none.
-    page = report_html(study, title=title, facts=facts, profile=profile).encode("utf-8", "replace")
+    page = report_html(study, title=title, facts=facts, profile=profile, boards=boards).encode("utf-8", "replace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_replacement(path, mode=None) as file:
@@ -275,6 +276,7 @@ def report_html(
     title: str = "",
     facts: Mapping[str, str] = MappingProxyType({}),
     profile: Path | None = None,
+    boards: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the report of a study as one HTML document, the same for the same study.
 
@@ -283,12 +285,13 @@ def report_html(
         title: Of the page; by default the workload and the device.
         facts: More to say about the study.
         profile: File with the answer; the page says how to apply it.
+        boards: What there is to say of each of several boards, by its URI.
     """
     digest = Digest(study)
-    heading = title or f"{study.problem.workload or 'workload'} on {device_alone(study.problem.device) or 'device'}"
+    heading = title or f"{study.problem.workload or 'workload'} on {study.where or 'device'}"
     # matplotlib's settings are global, so those of a caller are put back.
     with styled():
-        body = tag("main", *_sections(digest, heading, facts, profile))
+        body = tag("main", *_sections(digest, heading, (facts, boards), profile))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -301,7 +304,10 @@ def report_html(
     return f"<!doctype html>\n{tag('html', head, tag('body', body, tag('script', _part('page.js'))), lang='en')}\n"
 
 
-def _sections(digest: Digest, heading: str, facts: Mapping[str, str], profile: Path | None) -> Iterator[Html]:
+def _sections(
+    digest: Digest, heading: str, told: tuple[Mapping[str, str], Mapping[str, str]], profile: Path | None
+) -> Iterator[Html]:
+    facts, boards = told
     kind = ""
     if digest.kind:
         kind = tag("span", f"{digest.kind} energy", class_="kind")
@@ -309,6 +315,8 @@ def _sections(digest: Digest, heading: str, facts: Mapping[str, str], profile: P
     yield headline(digest)
     if profile is not None and digest.best is not None:
         yield _apply(profile, served=BATCH_SIZE in digest.best.point)
+    if boards:
+        yield tag("section", tag("h2", "Boards"), rows(boards), class_="card")
     if digest.measurements:
         yield from gallery(digest)
     if digest.study.trials or digest.study.references:

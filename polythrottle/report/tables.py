@@ -1,6 +1,7 @@
 """The words and tables of a report: the saving it claims, the knobs to set, every trial, and what the study was."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from polythrottle.domain.measurement import EnergyKind, Measurement
 from polythrottle.domain.metrics import OF_CLASS, split_metric, unit_of
@@ -48,11 +49,14 @@ def claim(digest: Digest) -> str:
         if alone:
             return "Only the default was measured"
         return "Nothing that was tried beats the default"
-    if saving > 0:
-        return f"{percent(saving)} less {goal} than the default"
-    if saving:
-        return f"{percent(-saving)} more {goal} than the default"
-    return f"The same {goal} as the default"
+    if not saving:
+        return f"The same {goal} as the default"
+    words = f"{percent(abs(saving))} {'less' if saving > 0 else 'more'} {goal} than the default"
+    # As in the text: what may be chance alone, or has no interval that says it is not, is no claim.
+    between = digest.study.saving
+    if between is None or between.low <= 0 <= between.high:
+        return f"Not proven: {words}"
+    return words
 
 
 def percent(fraction: float) -> str:
@@ -180,7 +184,8 @@ def _effort(digest: Digest) -> Iterator[Html]:
     """Yield what the search and the presets took, and how many trials it did not have to see to their end."""
     if early := len(digest.study.stopped_early):
         yield _stat("stopped early", f"{early:,}", f"trial{'s' * (early > 1)} that plainly broke the SLO")
-    for name, cost in (("search", digest.study.cost), ("presets", digest.study.presets_cost)):
+    searched = replace(digest.study.cost, duration_s=digest.study.duration_s)
+    for name, cost in (("search", searched), ("presets", digest.study.presets_cost)):
         if not cost.duration_s:
             continue
         if digest.study.problem.recorded:
@@ -190,6 +195,8 @@ def _effort(digest: Digest) -> Iterator[Html]:
         energy = ""
         if digest.energy_unit:
             energy = f"and {show(cost.energy_j, 'J')}, {digest.kind}"
+        if len(boards := digest.study.boards) > 1:
+            counted += f"; {len(boards)} boards at once"
         yield _stat(name, show_span(cost.duration_s), f"{energy}{counted}".lstrip("; ") or "on the device's clock")
 
 
@@ -270,7 +277,7 @@ def about(digest: Digest, facts: Mapping[str, str]) -> Html:
     window = digest.study.problem.window
     least = f"at least {window.queries} queries and {show(window.duration_s, 's')}"
     known = {
-        "device": problem.device,
+        "device": digest.study.where,
         "workload": problem.workload,
         "SLO": ", ".join(map(str, problem.constraints)) or "none",
         "energy": digest.kind or "nothing was measured",
@@ -280,8 +287,13 @@ def about(digest: Digest, facts: Mapping[str, str]) -> Html:
         "seed": str(digest.study.seed),
         "window": f"{least}, after {window.warmup} to warm up",
     }
-    rows = (tag("div", tag("dt", name), tag("dd", text or "–")) for name, text in {**known, **facts}.items())
-    return tag("dl", joined(rows), class_="about")
+    return rows({**known, **facts})
+
+
+def rows(lines: Mapping[str, str]) -> Html:
+    """Return lines of text, each with its name in front."""
+    each = (tag("div", tag("dt", name), tag("dd", text or "–")) for name, text in lines.items())
+    return tag("dl", joined(each), class_="about")
 
 
 class TrialTable:

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.domain.errors import BadFile
+from polythrottle.domain.problem import BOARDS
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
 from polythrottle.storage.journal import ATTEMPTS, Journal, content, heading, holds_study
 from polythrottle.storage.journal.lines import cost_line, measurement_line
 from polythrottle.storage.journal.reader import Fold
 
-BOARDS = "boards"
-"""The name under which a problem's content says which boards search together."""
 _ENDED = ("completed", "failed")
 
 

@@ -327,9 +327,12 @@ class BoardAnswer:
         how = str(self.measurement.energy_kind)  # a simulated board measures nothing
         if not self.measured:
             how = f"worked out from what others showed, {how}"
-        saved = f"{100 * abs(self.saving):.1f} % {'less' if self.saving >= 0 else 'more'} energy"
+        # What is called "more" is a cost, so the interval is that of the cost, too.
+        sign, word = (1, "less") if self.saving >= 0 else (-1, "more")
+        saved = f"{100 * abs(self.saving):.1f} % {word} energy"
         if self.between is not None and self.between.known:
-            saved += f" ({100 * self.between.low:.1f} to {100 * self.between.high:.1f} %)"
+            low, high = sorted(100 * sign * end for end in (self.between.low, self.between.high))
+            saved += f" ({low:.1f} to {high:.1f} %)"
         if self.trials == 1:
             trials = "1 trial"
         else:
@@ -393,6 +396,19 @@ class BoardsView:
         )
         return replace(study, trials=tuple(trials))
 
+    def told(self) -> Study:
+        """Return as `on_all`, its device one that measured something, for whoever reads what the study came to.
+
+        That is the first that was named, or if nothing was measured there, the one of the answer's trial.
+        """
+        study = self.on_all()
+        device = study.problem.device
+        if not study.boards or device in study.boards or device not in study.problem.boards:
+            return study
+        answer = study.answered
+        device = study.boards[0] if answer is None else answer.board
+        return replace(study, problem=replace(study.problem, device=device))
+
     def on_one(self, uri: str) -> Study:
         """Return the study as one board would have made it, its limits such that they hold on the slowest too.
 
@@ -428,10 +444,10 @@ class BoardsView:
 
     def _seen(self, turned: Callable[[Measurement, BoardOffset], Measurement], offsets: KindOffsets) -> Study:
         def trial_of(trial: Trial) -> Trial:
+            board = self.boards.get(trial.number, "")
             if trial.measurement is None:
-                return trial
-            here = offsets.board(self.boards[trial.number])
-            return replace(trial, measurement=turned(trial.measurement, here))
+                return replace(trial, board=board)
+            return replace(trial, measurement=turned(trial.measurement, offsets.board(board)), board=board)
 
         problem = self.study.problem
         defaults = [turned(measurement, offsets.board(uri)) for uri, measurement in self.defaults.items()]

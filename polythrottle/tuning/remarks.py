@@ -84,7 +84,7 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
     doubted = [each for each in fewer if study.feasible(each[1]) and each[1].point != best.point]
     for some, why in (
         (broken, "it breaks the SLO"),
-        (again, f"it is the same point as the answer, trial {best.number}, in another window"),
+        (again, f"it is the same point as the answer, trial {best.number}, "),
         (doubted, "the model of all trials expects its point to take more than the answer's, or to break the SLO"),
     ):
         if some:
@@ -92,6 +92,8 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
             reason = why
             if some is doubted:
                 reason = _luck(study, measured) or why
+            elif some is again:
+                reason += "in another window" if trial.board == best.board else "on another board"
             elif some is broken and _in_doubt(study, measured):
                 reason = f"{why}, by less than its window can tell{_longer(study.problem.window)}"
             more = ""

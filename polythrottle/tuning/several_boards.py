@@ -335,8 +335,8 @@ class SharedStudy:
         return replace(known, problem=self._problem)
 
     def _with_running(self, study: Study) -> Study:
-        for point, _ in self._journal.running.values():
-            study = study.with_trial(Trial(len(study.trials), point))
+        for point, board in self._journal.running.values():
+            study = study.with_trial(Trial(len(study.trials), point, board=board))
         return study
 
     def _chosen(self, uri: str) -> OperatingPoint | None:

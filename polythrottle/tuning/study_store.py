@@ -224,7 +224,7 @@ def lesson(path: Path, size: int | None = None) -> PriorStudy:
         return PriorStudy(path.absolute(), len(data), hashlib.sha256(data).hexdigest(), _study_of(Table.read(path)))
     whole, study = journal.told(path, data[:size])
     if boards := boards_in(data[:whole]):
-        study = BoardsView(_ended(study), boards).on_all()
+        study = BoardsView(_ended(study), boards).told()
     digest = hashlib.sha256(data[:whole]).hexdigest()
     return PriorStudy(path.absolute(), whole, digest, _ended(study), _identity_in(journal.heading(path)))
 

@@ -13,6 +13,46 @@ from polythrottle.domain.study import Cost, Study, Trial
 SOME = study("p99<=20ms", energies=(2.0, 1.5, 1.0, 0.8), latencies=(0.01, 0.012, 0.015, 0.02))
 
 
+def test_boards_that_search_together_do_so_at_once() -> None:
+    """The time of the search is that of the board that worked longest; its joules are those of all."""
+    space = problem().space
+    trials = tuple(
+        Trial(number, space.default, measured(1.0), cost=Cost(duration_s, 5.0), board=board)
+        for number, (board, duration_s) in enumerate((("a", 30.0), ("b", 20.0), ("b", 25.0)))
+    )
+    told = Study(problem(), trials=trials)
+    assert (told.duration_s, told.cost) == (45.0, Cost(75.0, 15.0))
+    assert told.boards == ("a", "b")
+    alone = replace(told, trials=tuple(replace(trial, board="") for trial in trials))
+    assert (alone.duration_s, alone.boards, alone.where) == (75.0, (), told.problem.device)
+
+
+@pytest.mark.parametrize(
+    ("boards", "brief"),
+    [
+        ("ssh://nano1/o10.onnx ssh://nano2/o10.onnx", ["nano1", "nano2"]),
+        ("ssh://nano1 ssh://me@nano2:2222", ["nano1", "me@nano2:2222"]),
+        ("ssh://nano1/a ssh://nano1/a/b", ["a", "a/b"]),
+        ("sim:orin?seed=1 sim:orin?seed=11", ["seed=1", "seed=11"]),
+        ("sim:orin?seed=1&x=2 sim:orin?seed=2&x=2", ["seed=1", "seed=2"]),
+        ("sim:orin sim:orin?seed=2", ["sim:orin", "sim:orin?seed=2"]),
+    ],
+)
+def test_a_board_is_named_briefly_by_what_tells_it_from_the_others(boards: str, brief: list[str]) -> None:
+    """Neither by what all begin with nor by what all end with; one that is not among them by its whole URI."""
+    asks = replace(problem(), content={"boards": boards})
+    assert [asks.brief(board) for board in boards.split()] == brief
+    assert asks.brief("ssh://other") == "ssh://other"
+
+
+@pytest.mark.parametrize(("device", "virtual"), [("sim:jetson-nano", True), ("ssh://nano1/sim:jetson-nano", False)])
+def test_seconds_are_called_simulated_only_if_the_clock_is(device: str, virtual: bool) -> None:
+    """A simulated board elsewhere takes the time of this machine, whatever its joules are."""
+    asks = replace(problem(), device=device)
+    simulated = replace(measured(1.0), energy_kind=EnergyKind.SIMULATED)
+    assert Study(asks, trials=(Trial(0, asks.space.default, simulated),)).virtual is virtual
+
+
 def test_a_frame_has_a_row_for_each_trial() -> None:
     """Knobs, state, feasibility, the best, the front and SI figures are columns."""
     frame = SOME.to_dataframe()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from polythrottle.domain.errors import StorageError
-from polythrottle.domain.measurement import EnergyKind, Latency, Measurement
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Cost, Reference, Study, Trial
@@ -21,6 +21,7 @@ from polythrottle.report import report_html, write_report
 from polythrottle.report.digest import Digest, Mark, Role, Scale
 from polythrottle.report.figures import best_so_far, convergence, pareto, plane, region
 from polythrottle.report.page import convergence_keys
+from polythrottle.report.tables import claim
 
 SPACE = SearchSpace.grid(
     [Knob("gpu_max_hz", (500_000_000, 800_000_000, 1_300_500_000)), Knob("batch_size", (1, 2, 4, 8))],
@@ -113,6 +114,22 @@ def test_headline() -> None:
     assert f"broke the SLO {len(report.infeasible)} infeasible trials, worst by" in text
     for fact in ("sim:board", "model.onnx", "rail VDD_IN", "bayes", "at least 100 queries and 2 s"):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("half", "begins"),
+    [(0.001, ""), (0.5, "Not proven: "), (None, "Not proven: ")],
+)
+def test_a_saving_is_claimed_only_where_its_interval_excludes_zero(half: float | None, begins: str) -> None:
+    """The sentence at the top claims no more than the interval below it, and what has none is not proven either."""
+    base = study()
+    trials = list(base.trials)
+    for number, trial in enumerate(base.trials):
+        if half is not None and trial.measurement is not None:
+            between = Interval(1.0 - half, 1.0 + half).scaled(trial.measurement.energy_j)
+            trials[number] = replace(trial, measurement=replace(trial.measurement, intervals={"energy": between}))
+    told = replace(base, trials=tuple(trials))
+    assert claim(Digest(told)).startswith(f"{begins}{100 * (told.saving_fraction or 0):.3g} % less")
 
 
 def test_figures_are_there_and_described() -> None:

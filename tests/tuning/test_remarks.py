@@ -243,6 +243,16 @@ def test_the_answers_own_point_in_another_window_is_not_said_to_take_more() -> N
     ]
 
 
+def test_the_answers_own_point_on_another_board_is_said_to_be_there() -> None:
+    """Boards differ, which is more than that two windows do."""
+    whole = study("mean<=20ms", energies=(1.0, 2.0, 1.1), latencies=(0.01, 0.01, 0.01))
+    first, other, again = (replace(trial, board=uri) for trial, uri in zip(whole.trials, "aab", strict=True))
+    chosen = replace(whole, trials=(first, other, replace(again, point=first.point)), answer=2)
+    assert list(passed_over(chosen)) == [
+        ("not taken", "trial 0 measured 9.1% less, but it is the same point as the answer, trial 2, on another board")
+    ]
+
+
 def test_a_limit_in_the_wrong_unit_is_doubted() -> None:
     """Seconds for milliseconds are, and µs; a limit that is loose or tight on purpose, and a multiple, are not."""
     seen = {"energies": (1.0,), "latencies": (0.011,)}

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from builders import Listed, measured, problem
 
+from polythrottle.api.outcome import read_study
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
@@ -103,10 +105,52 @@ def test_two_boards_end_with_a_profile_and_a_journal_that_names_the_board_of_eac
     assert set(boards_of(path)) == {trial.number for trial in study.trials}
     assert set(boards_of(path).values()) == set(TWO.split(","))
     assert [board["device"] for board in told["boards"]] == TWO.split(",")
+    assert told["search"]["duration_s"] == pytest.approx(read_study(path).duration_s)
+    assert told["search"]["duration_s"] < 0.9 * study.cost.duration_s  # that is the sum over both
     assert sum(board["trials"] for board in told["boards"]) == len(study.trials)
     assert run(["report", str(path), "--out", str(tmp_path / "report.html")]) == 0
+    for page in (path.with_suffix(".html"), tmp_path / "report.html"):
+        text = page.read_text()
+        assert f"<h1>{MODEL} on {TWO.replace(',', ', ')}</h1>" in text
+        # A line for each, as in the text: what it saves, how it differs, and its trials.
+        assert [text.count(f"<dt>{uri}</dt>") for uri in TWO.split(",")] == [1, 1]
+        assert text.count("; beside the others ") == 2
     assert run(["tune", "--resume", str(path), "--device", TWO, "--trials", "10", "--json"]) == 0
     assert len(journals.read(path).trials) in (9, 10)
+
+
+def test_what_one_board_measured_is_not_called_anothers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that was named is lost before it measures anything: profile, next line and report name another."""
+    lost, there = TWO.split(",")
+    apply = SimulatedDevice.apply
+
+    def gone(self: SimulatedDevice, point: OperatingPoint) -> None:
+        if self.uri == lost:
+            raise DeviceError("the cable is out")
+        apply(self, point)
+
+    monkeypatch.setattr(SimulatedDevice, "apply", gone)
+    path, out = tmp_path / "study.jsonl", tmp_path / "o10.toml"
+    words = ["tune", "-d", TWO, "-w", MODEL, "--slo", "p99<=50ms", "--method", "random", "--trials", "5"]
+    assert run([*words, "--journal", str(path), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    told, shown = (" ".join(text.split()) for text in said)
+    assert "trial 0 on seed=2: " in shown
+    assert shown.count("figures of trials are those that the slowest board would have") == 1
+    assert told.startswith(f"{there} {MODEL}")
+    assert f"{lost}: never measured" in told
+    assert read_profile(out).device == there
+    assert read_study(path).problem.device == there
+    page = path.with_suffix(".html").read_text()
+    assert f"<h1>{MODEL} on {there}</h1>" in page
+    assert "never measured" in page
+    assert run(["tune", "--resume", str(path), "--device", TWO, "--trials", "6", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["device"], again["unmeasured_boards"]) == (there, [lost])
+    assert run(["report", str(path), "--out", str(tmp_path / "again.html")]) == 0
+    assert "never measured" in (tmp_path / "again.html").read_text()
 
 
 def test_each_board_measures_the_default_and_every_trial_is_on_disk_before_its_board_is_touched(
@@ -347,6 +391,20 @@ def test_what_a_simulated_board_saves_is_called_simulated(measured: bool, how: s
     words = BoardAnswer("sim:a", BoardOffset(Offset(0.0, 0.0), Offset(0.0, 0.0)), 1, seen, 0.1, None, measured).words
     assert how in words
     assert words.endswith("1 trial")
+
+
+@pytest.mark.parametrize(
+    ("saving", "between", "told"),
+    [
+        (-0.575, Interval(-1.859, 0.133), "57.5 % more energy (-13.3 to 185.9 %)"),
+        (0.575, Interval(-0.133, 1.859), "57.5 % less energy (-13.3 to 185.9 %)"),
+    ],
+)
+def test_a_cost_and_its_interval_have_one_sign(saving: float, between: Interval, told: str) -> None:
+    """What is called "more" has the interval of how much more."""
+    seen = Measurement(Latency(0.01, None, None, None, None), 1.0, 100.0, 100.0, EnergyKind.MEASURED, "board")
+    level = BoardOffset(Offset(0.0, 0.0), Offset(0.0, 0.0))
+    assert BoardAnswer("ssh://nano2", level, 3, seen, saving, between, True).words.startswith(told)
 
 
 def test_the_default_point_has_its_share_of_the_queries_on_each_board(tmp_path: Path) -> None:

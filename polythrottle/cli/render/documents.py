@@ -33,7 +33,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         **_problem_fields(study),
         **_answer_fields(study),
         "ended": tuning.ended,
-        "search": _cost(study.cost),
+        "search": {"duration_s": study.duration_s, "energy_j": study.cost.energy_j},
         "presets_cost": _cost(study.presets_cost),
         "nothing_to_gain": study.default_will_do and is_conclusive(tuning.ended),
         "risk": tuning.risk,
@@ -48,6 +48,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
             for preset in study.references
         ],
         **({"boards": [_board_document(board) for board in tuning.boards]} if tuning.boards else {}),
+        **({"unmeasured_boards": list(study.unmeasured)} if study.unmeasured else {}),
         "ladder": _ladder(tuning),
         "no_ladder": tuning.unladdered or None,
         "profile": optional(str, tuning.profile_path),

@@ -17,7 +17,6 @@ from polythrottle.cli.render.documents import trial_document
 from polythrottle.cli.render.text import named_lines
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.metrics import unit_of
-from polythrottle.domain.problem import device_alone
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import show, show_excess, show_level, show_name
@@ -148,7 +147,7 @@ def print_explanation(found: Explanation) -> None:
     """Print an explanation in at most 80 columns."""
     console = plain_console()
     problem = found.study.problem
-    console.print(Text.assemble("\n", (device_alone(problem.device), "bold"), "  ", problem.workload), soft_wrap=True)
+    console.print(Text.assemble("\n", (found.study.where, "bold"), "  ", problem.workload), soft_wrap=True)
     if found.nothing is not None:
         console.print(Unpadded(Text(found.nothing)))
         return

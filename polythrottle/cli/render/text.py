@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polythrottle.api.outcome import energy_kind, show_joules, show_point
+from polythrottle.api.outcome import board_words, energy_kind, show_joules, show_point
 from polythrottle.backends import names_more_than_here
 from polythrottle.cli.output import called_as, grid, optional, several, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
@@ -25,7 +26,7 @@ from polythrottle.domain.measurement import (
     saving_interval,
 )
 from polythrottle.domain.metrics import OF_CLASS, why_untold
-from polythrottle.domain.problem import Constraint, Objective, device_alone
+from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Cost, Study, Trial
 from polythrottle.domain.units import show, show_excess, show_name, show_share, show_span
@@ -54,7 +55,7 @@ def print_tuning(tuning: "Tuning") -> None:
     """Print the answer of a study in at most 80 columns, paths apart."""
     study = tuning.study
     console = plain_console()
-    _print_grid(console, (device_alone(study.problem.device), study.problem.workload), _lines(tuning))
+    _print_grid(console, (study.where, study.problem.workload), _lines(tuning))
     if study.problem.objective is Objective.PARETO and study.judgeable:
         _print_front(console, study)
     written = {"profile": tuning.profile_path, "journal": tuning.journal_path, "report": tuning.report_path}
@@ -307,13 +308,15 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
         yield from _of_tokens(default, best.measurement)
-    yield from (("board", f"{printable(board.uri)}: {board.words}") for board in tuning.boards)
+    yield from (
+        ("board", f"{printable(uri)}: {words}") for uri, words in board_words(tuning.boards, tuning.study).items()
+    )
     if tuning.profile is not None:
         yield "ladder", _ladder(tuning)
     yield "trials", _trials(study)
     if tuning.ended is not None:
         yield "ended", tuning.ended
-    if (cost := _cost(study, study.cost)) is not None:
+    if (cost := _cost(study, replace(study.cost, duration_s=study.duration_s))) is not None:
         yield "search", cost
     if (cost := _cost(study, study.presets_cost)) is not None:
         yield "presets", f"{cost}, beside the search"
@@ -405,12 +408,13 @@ def _cost(study: Study, cost: Cost) -> str | None:
         energy = ""
     else:
         energy = f"{show(cost.energy_j, 'J')} {kind}, "
-    told = " simulated" if kind is EnergyKind.SIMULATED else ""
+    told = " simulated" if study.virtual else ""
+    together = f" on {len(study.boards)} boards at once" if len(study.boards) > 1 else ""
     if study.problem.recorded:
         counted = f" as recorded, taking {RECORDED_ITEMS:,} items a trial"
     else:
         counted = ""
-    return f"{energy}{show_span(cost.duration_s)}{told}{counted}"
+    return f"{energy}{show_span(cost.duration_s)}{told}{together}{counted}"
 
 
 def _near(path: Path) -> Path:
