@@ -153,7 +153,7 @@ def check_uri(text: str) -> None:
     if uri.scheme == "ssh":
         from polythrottle.board.link import Place
 
-        Place.parse(uri.name, uri.options)
+        check_far(Place.parse(uri.name, uri.options).device)
 
 
 def check_far(device: str) -> None:
@@ -340,6 +340,7 @@ def _actuator(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
 def _ssh(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     from polythrottle.backends.ssh import SshDevice
 
+    check_far(uri.name[2:].partition("/")[2])
     return SshDevice.of(uri.name, uri.options, knobs)
 
 

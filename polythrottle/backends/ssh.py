@@ -16,7 +16,6 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later, error_from, error_line
-from polythrottle.backends.device_uri import check_far
 from polythrottle.backends.remote import RemoteDevice
 from polythrottle.board.carried import Carried, content_of, packages, sources, zipped
 from polythrottle.board.link import Link, Place
@@ -90,13 +89,9 @@ class SshBoard:
 
     Args:
         place: Which board, and which device of it.
-
-    Raises:
-        UnknownName: If no board has such a device.
     """
 
     def __init__(self, place: Place) -> None:
-        check_far(place.device)
         self.place = place
         self._link = Link(place, packed())
         self.line = Line(place.where, _PATIENCE_S, connect=self._link.connect)

@@ -216,10 +216,11 @@ def _over_ssh(given: DeviceURI, uri: str) -> Examination:
     """Return what is found of a device over SSH, and of the machine that it is part of."""
     from polythrottle.backends.ssh import SshDevice
 
+    check_uri(uri)
     try:
         board = SshDevice.of(given.name, given.options)
     except PolythrottleError as err:
-        if isinstance(err, InvalidInput | UnknownName):
+        if isinstance(err, InvalidInput):
             raise
         return Examination((_unopened(uri, err),))
     with closing(board.board):
