@@ -291,10 +291,7 @@ class Study:
 
     @property
     def duration_s(self) -> float:
-        """How long the search took; boards that search together do so at once, so that of the one that worked longest.
-
-        Not the sum that `cost` is.
-        """
+        """How long the search took: boards work at once, so as long as the busiest did, not the sum as in `cost`."""
         worked: dict[str, float] = {}
         for trial in self.trials:
             if trial.cost is not None:
