@@ -13,7 +13,7 @@ BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "finetuning_
 @pytest.mark.slow
 def test_the_comparison_runs_and_the_trainer_gets_on(tmp_path: Path) -> None:
     """With a limit that nothing breaks every policy holds it, and only inference alone trains nothing."""
-    words = ["--seconds", "4", "--rate", "2", "--slo-ms", "30000", "--policies", "none,greedy,interleave"]
+    words = ["--seconds", "12", "--rate", "2", "--slo-ms", "30000", "--policies", "none,greedy,interleave"]
     command = [sys.executable, str(BENCHMARK), *words, "--write", str(tmp_path / "table.md")]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
@@ -22,4 +22,4 @@ def test_the_comparison_runs_and_the_trainer_gets_on(tmp_path: Path) -> None:
     assert [row[6] for row in rows] == ["held"] * 3
     samples = [int(row[7]) for row in rows]
     assert samples[0] == 0
-    assert max(samples[1:]) > 0  # four seconds of a busy machine may be too short for the other one's first slice
+    assert max(samples[1:]) > 0  # a busy machine may be too slow for the other one's first slice

@@ -111,7 +111,7 @@ def test_an_error_budget_is_kept_by_the_board_that_sends(
     server.answers["POST", "/v2/models/m/infer"] = infer
     words = ["tune", "--device", board, "--workload", f"kserve://{server.where}/m?concurrency={concurrency}"]
     words += ["--slo", "p99<=400ms", "--error-budget", "20", "--trials", "6", "--knobs", "mem_hz", "--queries", "60"]
-    words += ["--seconds", "0.1", "--method", "random", "--no-presets", "--no-history"]
+    words += ["--seconds", "0.1", "--method", "random", "--no-presets", "--no-history", "--no-early-stop"]
     words += ["--journal", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "a.toml"), "--json"]
     assert run(words) in (0, 5), capsys.readouterr().err
     late = sum(sent)
