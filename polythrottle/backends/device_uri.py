@@ -339,8 +339,9 @@ def _actuator(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
 
 def _ssh(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     from polythrottle.backends.ssh import SshDevice
+    from polythrottle.board.link import Place
 
-    check_far(uri.name[2:].partition("/")[2])
+    check_far(Place.parse(uri.name, uri.options).device)
     return SshDevice.of(uri.name, uri.options, knobs)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polythrottle.domain.errors import Exhausted
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.problem import Problem
-from polythrottle.domain.space import Knob, Level, SearchSpace
+from polythrottle.domain.space import BATCH_SIZE, Knob, Level, SearchSpace
 from polythrottle.domain.study import Study
 
 # Where the points of a space lie, as numbers a model can use.
@@ -410,10 +410,10 @@ def _never_faster(space: SearchSpace, row: int, *, queued: bool) -> NDArray[np.b
     kept = np.ones(len(space), dtype=bool)
     for column, knob in enumerate(space.knobs):
         here = levels[row, column]
-        domain = part_of(knob)
-        if domain == BATCH_PART and knob.ordered and not queued:
+        # A larger budget of tokens to a step, though a batch as well, may bring the first token sooner.
+        if knob.name == BATCH_SIZE and knob.ordered and not queued:
             kept &= levels[:, column] >= here
-        elif knob.ordered and (domain == LIMIT_PART or knob.is_clock):
+        elif knob.ordered and (part_of(knob) == LIMIT_PART or knob.is_clock):
             kept &= levels[:, column] <= here
         else:
             kept &= levels[:, column] == here

@@ -185,7 +185,7 @@ def test_a_suggestion_is_a_function_of_the_study(method: str) -> None:
 @pytest.mark.parametrize("visit", [physical, noisy(0.02)])
 def test_what_is_left_at_most_bounds_what_is_left(visit: Visit) -> None:
     """At every length of a search, and a long one says less than a short one; a front has no one figure."""
-    said = []
+    said, within = list[float](), list[float]()
     for trials in (4, 8, 24):
         made = searched(board(), ("p99<=30ms",), trials, visit)
         assert made.best is not None
@@ -193,7 +193,11 @@ def test_what_is_left_at_most_bounds_what_is_left(visit: Visit) -> None:
         assert 0.0 <= 1.0 - 1.0 / (1.0 + max(regret(made), 0.0)) <= share <= 1.0
         assert ConstrainedBayes().most_left(made, made.best) == share
         said.append(share)
+        within.append(ConstrainedBayes(Options(risk=0.05)).most_left(made, made.best))
     assert said[0] > said[-1]
+    # What a risk forbids to try is known less.
+    assert all(more >= share for share, more in zip(said, within, strict=True))
+    assert sum(within) > sum(said) + 0.05
     front = replace(made, problem=replace(made.problem, objective=Objective.PARETO))
     assert math.isnan(ConstrainedBayes().most_left(front, made.trials[0]))
     beside = replace(made.trials[0], point=made.trials[0].point.moved({"batch_size": 3}))
