@@ -174,6 +174,10 @@ def tried(
     known, ends_s = Kept(kept), None if minutes is None else time.monotonic() + 60 * minutes
     with workers(jobs) as pool:
         recorded = dict(zip(names, pool.map(calls_of, names, 1), strict=True))
+        if sample is not None or many_pairs:
+            # What waiting on a busy machine adds once is seldom met again: nothing is drawn from that.
+            again = dict(zip(names, map(set, pool.map(calls_of, names, 1)), strict=True))
+            recorded = {name: [call for call in recorded[name] if call in again[name]] for name in names}
         asked = [cell for name in names for cell in _drawn(name, recorded[name], sample, many_pairs, seed)]
         todo = [cell for cell in asked if cell not in known.results]
         random.Random(seed).shuffle(todo)  # whenever it is stopped, what was tried is a fair sample

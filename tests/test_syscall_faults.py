@@ -1,6 +1,5 @@
 """A sample of `benchmarks/syscall_faults.py`: whatever system call of a session fails, the board is back or named."""
 
-import math
 import sys
 from collections.abc import Iterator
 from datetime import date
@@ -36,8 +35,7 @@ def test_whatever_call_fails_the_board_is_back_or_named(name: str) -> None:
         found = syscall_faults.tried([name], seed=seed, jobs=1, **asked)
         assert len(found) == sum(asked.values())
         assert {cell: wrong for cell, (_, wrong) in found.items() if wrong} == {}
-        # More than four in five of all cells are met; of a sample of them, three deviations fewer may be.
-        assert sum(met > 0 for met, _ in found.values()) > 0.8 * len(found) - 3.0 * math.sqrt(0.16 * len(found))
+        assert sum(met > 0 for met, _ in found.values()) > 0.8 * len(found)
 
 
 def test_a_call_that_fails_is_met(worker: Pool) -> None:
