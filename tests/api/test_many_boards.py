@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from boards_over_ssh import held, stand_in
+from boards_over_ssh import desk, held, stand_in
 
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
@@ -354,6 +354,29 @@ def test_boards_over_ssh_are_set_confirmed_and_put_back_together(
     assert all("stands" in each["stands"][0] for each in found["boards"])
     assert [each["clean"] for each in answered("restore", "--device", both)] == [True, True]
     assert [held(root) for root in trees.values()] == before
+
+
+@pytest.mark.slow
+def test_a_board_that_another_desk_holds_keeps_a_search_from_beginning(
+    tmp_path: Path, trees: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says which board and whose it is; no trial is made on the free one either."""
+    free, taken = trees
+    for serial in trees[taken].rglob("serial-number"):
+        serial.write_bytes(b"1422000000002\0")
+    before = held(trees[free])
+    words = ["--knobs", "mem", "--slo", "p99<=60s", "--yes", "--trials", "5", "--seconds", "0.2", "--queries", "5"]
+    files = ["--journal", str(tmp_path / "study.jsonl"), "--out", str(tmp_path / "out")]
+    with desk(taken) as other:
+        assert run(["tune", "-d", ",".join(trees), "-w", "cmd:true", *words, *files, "--method", "grid"]) == 6
+    said = capsys.readouterr().err
+    assert len(found := [line for line in said.splitlines() if "is being steered by" in line]) == 1, said
+    assert found[0].startswith("polythrottle: ssh://two: jetson")
+    assert f"(process {other.pid}, over SSH); wait for it or stop it" in found[0]
+    assert "is left out" not in said
+    assert "trial 0" not in said
+    assert held(trees[free]) == before
+    assert not (tmp_path / "out").exists()
 
 
 def applied(stands_as: str | None, remark: str = "", **levels: int) -> Applied:

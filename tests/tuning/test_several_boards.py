@@ -41,6 +41,14 @@ class OneOfAKind(SimulatedDevice):
     lasts = math.inf
     applied: OperatingPoint | None = None
     left = False
+    elsewhere = ""
+
+    def __enter__(self) -> "OneOfAKind":
+        """Take the board, unless somebody else steers it."""
+        if self.elsewhere:
+            raise DeviceError(f"{self.elsewhere}; wait for it or stop it")
+        super().__enter__()
+        return self
 
     def apply(self, point: OperatingPoint) -> None:
         """Set every knob, unless the board is lost by now."""
@@ -195,6 +203,25 @@ def test_a_board_that_drops_out_is_left_out_and_its_trial_made_again_elsewhere(t
     point = OperatingPoint(started[0]["point"])  # type: ignore[arg-type]
     assert point in study.visited
     assert lost is not None
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_board_that_somebody_else_steers_at_the_beginning_is_refused_before_any_trial(
+    which: int, tmp_path: Path
+) -> None:
+    """One line says which board and who; no other board makes a trial, and all that were taken are given back."""
+    path = tmp_path / "study.jsonl"
+    found = boards(3)
+    devices = [board.device for board in found if isinstance(board.device, OneOfAKind)]
+    devices[which].elsewhere = "jetson is being steered by eve at desk2 (process 7, over SSH)"
+    with pytest.raises(DeviceError) as refused:
+        searched(path, found)
+    assert str(refused.value) == f"{found[which].uri}: {devices[which].elsewhere}; wait for it or stop it"
+    assert [each.applied for each in devices] == [None] * 3
+    assert [each.left for each in devices] == [number != which for number in range(3)]
+    assert [line["event"] for line in lines(path)] == ["study"]
+    searched(path, boards(3))
+    assert set(boards_of(path).values()) == {board.uri for board in found}
 
 
 def test_the_last_board_that_is_lost_ends_the_search(tmp_path: Path) -> None:
