@@ -462,6 +462,10 @@ def test_boards_over_ssh_are_set_confirmed_and_put_back_together(
     assert all(held(root) != was for root, was in zip(trees.values(), before, strict=True))
     confirmed = answered("apply", "--confirm", "--device", both)
     assert [len(each["confirmed"]) for each in confirmed] == [1, 1]
+    (records,) = (each["records"] for each in [answered("doctor", "--device", next(iter(trees)))])
+    (stands,) = (each for each in records if each["subject"].startswith("jetson"))
+    back = stands["remedy"].removeprefix("polythrottle ").removesuffix(" gives it back")
+    assert shlex.split(back) == ["restore", "--device", next(iter(trees))]
     found = answered("boards", *trees)
     assert [kind["boards"] for kind in found["kinds"]] == [[*trees]]
     assert all("stands" in each["stands"][0] for each in found["boards"])
