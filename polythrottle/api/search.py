@@ -19,7 +19,7 @@ from polythrottle.api.experiments import (
     study_progress,
     sweep,
 )
-from polythrottle.api.outcome import Tuning, conclude, find_study, planned, read_study, usual_path
+from polythrottle.api.outcome import Tuning, conclude, find_study, on_all_boards, planned, read_study, usual_path
 from polythrottle.backends.device_uri import uris_in
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
@@ -347,6 +347,8 @@ def resume(
 def read_journal(path: Path | str) -> Study:
     """Return the study a journal holds, finished or not; the file is neither changed nor locked.
 
+    What several boards measured is as the slowest of them would have it, with the energy of the mean one.
+
     Args:
         path: The study's file, as `tune` names it in ``journal_path``.
 
@@ -357,7 +359,7 @@ def read_journal(path: Path | str) -> Study:
 
     if not isinstance(path, Path | str):
         raise InvalidInput(f"a journal is the path of its file, not {path!r}")
-    return read(Path(path))
+    return on_all_boards(read(Path(path)), Path(path))
 
 
 def _points_of(profiles: Sequence[Path | str]) -> tuple[Mapping[str, Level], ...]:

@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 from builders import Listed, measured, problem
 
+from polythrottle import explain, read_journal
 from polythrottle.api.outcome import read_study
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.cli.commands import run
+from polythrottle.cli.render.documents import trial_document
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize import make_optimizer
+from polythrottle.report.page import report_html
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import BoardsJournal, boards_of
 from polythrottle.storage.journal import ATTEMPTS, Journal
@@ -175,6 +178,53 @@ def test_each_board_measures_the_default_and_every_trial_is_on_disk_before_its_b
     }
     begun = [line for line in lines(path) if line["event"] == "interrupted"]
     assert [line["visit"] for line in begun] == list(range(len(study.trials)))
+
+
+def test_what_is_told_of_a_study_names_boards_and_has_one_frame(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Journal, table, report and explanation are as the slowest board would have them, and say which board it was."""
+    path = tmp_path / "study.jsonl"
+    found = boards(3)
+    for board, slower, hungrier in zip(found, (1.0, 1.08, 1.0), (1.1, 1.0, 0.92), strict=True):
+        assert isinstance(board.device, OneOfAKind)
+        board.device.slower, board.device.hungrier = slower, hungrier
+    searched(path, found, 12)
+    made = boards_of(path)
+    study = read_journal(path)
+    assert study.trials == read_study(path).trials
+    assert [*study.to_dataframe()["board"]] == [made[trial.number] for trial in study.trials]
+    assert [trial_document(study, trial)["device"] for trial in study.trials] == [*made.values()]  # type: ignore[index]
+    page = report_html(study)
+    assert "<th>trial</th><th>board</th>" in page
+    assert [page.count(f'<td title="{uri}">') for uri in sorted(set(made.values()))] == [
+        [*made.values()].count(uri) for uri in sorted(set(made.values()))
+    ]
+    best, default, raw = study.best, study.default, journals.read(path)
+    assert best is not None
+    assert best.measurement is not None
+    assert default is not None
+    assert default.measurement is not None
+    assert raw.trials[best.number].measurement != best.measurement
+    for explained in (explain(path), explain(study)):
+        energy = next(effect for effect in explained.effects if effect.metric == "energy")
+        assert (energy.before, energy.after) == pytest.approx((default.measurement.energy_j, best.measurement.energy_j))
+        assert explained.limits[0].value == pytest.approx(best.measurement.metric("p99"))
+    assert run(["explain", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "figures  as the slowest board would have them, with the energy of the mean" in shown
+    assert max(map(len, shown.splitlines()[2:])) <= 80
+    assert run(["explain", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["device"] == made[best.number]
+
+
+def test_a_study_of_one_board_is_told_as_before(tmp_path: Path) -> None:
+    """No column and no key says where, for there is one place."""
+    asks = problem()
+    study = Study(asks, "grid", 0, (Trial(0, asks.space.default, measured()),))
+    assert "board" not in study.to_dataframe()
+    assert "device" not in (trial_document(study, study.trials[0]) or {})
+    assert "<th>board</th>" not in report_html(study)
 
 
 @pytest.mark.slow
