@@ -435,10 +435,13 @@ def _named(device: str, board: str) -> str:
     if not board:
         return f" --device '{device}'" if planted else ""
     where, _, options = board.partition("?")
+    joint = "?"
     if planted:
         where += f"/{kind}?root=/{root}"
-    joint = ("&" if planted else "?") if options else ""
-    return f" --device {shlex.quote(f'{where}{joint}{options}')}"
+        joint = "&"
+    if options:
+        where += f"{joint}{options}"
+    return f" --device {shlex.quote(where)}"
 
 
 def _kept(each: Standing, told: str, remedy: str) -> Finding:
