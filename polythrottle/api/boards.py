@@ -4,11 +4,13 @@ To all at once, or to a tenth of them first and to the rest once it has proven i
 """
 
 import contextlib
+import shlex
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from polythrottle.actuation.restore import Standing
 from polythrottle.api import deployment
@@ -21,14 +23,11 @@ from polythrottle.backends.meters import unmetered
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.domain.clock import SystemClock
-from polythrottle.domain.errors import InvalidInput, PolythrottleError
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
 from polythrottle.domain.ports import Device, Optimizer, Recorded, Workload
 from polythrottle.domain.problem import BOARDS
-from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.inspect.examination import Kind
-from polythrottle.optimize import Options, make_optimizer
-from polythrottle.optimize.options import WarmStart
 from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.identity import INDIVIDUAL, identity_of
 from polythrottle.tuning.apply import Applied, check_same_kind, split_point, stay_of
@@ -39,12 +38,10 @@ from polythrottle.tuning.profile_comparison import CanaryTest, canary_test, firs
 from polythrottle.tuning.remarks import beforehand
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.several_boards import SharedStudy
-from polythrottle.tuning.study_store import PriorStudies, check_same_problem, open_study, recalled
+from polythrottle.tuning.study_store import PriorStudies, check_same_problem, method_of, open_study, recalled
 
 OPENED_WITHIN_S = 300.0
 """How long a board may take to be opened, with its workload."""
-_LEAST_BESIDES = 2
-"""Trials besides the default of each board: one to find something, and one to confirm it."""
 SLOWEST = "figures of trials are those that the slowest board would have, with the energy of the mean one"
 """Said once: a trial's line names the board that made it, whose own figures may differ."""
 Accept = Callable[[Device], object]
@@ -71,56 +68,6 @@ class TogetherOptions:
     optimizer: Optimizer | None
 
 
-def several_in(setup: Setup) -> tuple[str, ...]:
-    """Return the boards that a setup names, if there is more than one.
-
-    Raises:
-        InvalidInput: If one is named twice.
-    """
-    if setup.objects.device is not None:
-        return ()
-    found = uris_in(setup.device)
-    if len(found) > 1:
-        return found
-    return ()
-
-
-def method_of(
-    study: Study,
-    where: tuple[Device, Workload],
-    plan: StudyPlan,
-    past: PriorStudies,
-    watcher: Watcher,
-    own: Optimizer | None = None,
-) -> Optimizer:
-    """Return the search method of a study, which tries points that others have proven first if there are any.
-
-    Those are the points of other profiles, or the answer of another board of one kind to the same question.
-
-    Args:
-        study: Names it.
-        where: A device, whose presets it may use, and the workload there.
-        plan: Holds the risk, and the points of other profiles.
-        past: Earlier studies to learn from.
-        watcher: Is told of such points.
-        own: A search method that was given as an object.
-    """
-    board, served = where
-    presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
-    optimizer = own or make_optimizer(study.method, Options(past.studies, plan.risk, presets))
-    priors = plan.priors
-    origin = "a profile"
-    # Where each late request counts, the method itself decides whether a point may be tried.
-    if not priors and plan.risk is None and plan.errors is None:
-        priors = past.answers(study.problem, identity_of(unmetered(board)))
-        origin = "another board of this kind"
-    if not priors:
-        return optimizer
-    primed = WarmStart(optimizer, priors, origin)
-    watcher.told(primed.words(study.problem.space))
-    return primed
-
-
 def tune_together(
     asked: TogetherOptions,
     study_of: Callable[[Device, Workload], Study],
@@ -138,7 +85,7 @@ def tune_together(
     Raises:
         PolythrottleError: If a board cannot be opened or is of another kind, and as `polythrottle.tune`.
     """
-    _check(asked.plan, len(asked.uris))
+    asked.plan.check_together(len(asked.uris))
     with opened(asked.plan.setup, asked.uris) as boards:
         first = boards[0]
         study = _of_all(study_of(first.device, first.served), asked.uris)
@@ -165,7 +112,7 @@ def resume_together(kept: BoardsJournal, plan: StudyPlan, device: str | None, wa
         PolythrottleError: As `polythrottle.resume`.
     """
     uris = uris_in(plan.setup.device)
-    _check(plan, len(uris))
+    plan.check_together(len(uris))
     with opened(plan.setup, uris, accept_resumed(kept.path, kept.study, plan, device, watcher.told)) as boards:
         first = boards[0]
         setup = replace(plan.setup, device=uris[0])
@@ -244,18 +191,6 @@ def _individual(device: Device) -> dict[str, str]:
     return {name: text for name, text in identity_of(device).items() if name in INDIVIDUAL & {"uuid", "serial"}}
 
 
-def _check(plan: StudyPlan, boards: int) -> None:
-    if plan.errors is not None:
-        raise InvalidInput("an error budget is for one board; leave --error-budget out, or name one device")
-    if plan.objects:
-        raise InvalidInput("boards that search together are opened by their URIs, as is what they serve")
-    if plan.budget.trials < boards + _LEAST_BESIDES:
-        raise InvalidInput(
-            f"{boards} boards need {boards + _LEAST_BESIDES} trials at least, not {plan.budget.trials}: each measures "
-            "the default point first"
-        )
-
-
 def _of_all(study: Study, uris: Sequence[str]) -> Study:
     """Return a study whose problem says which boards search together, so that no other study is taken for it."""
     # Sorted: the same boards in another order go on with the same study.
@@ -277,7 +212,7 @@ def _searched(
     for line in (*past.words(kept.study.problem), *beforehand(kept.study), SLOWEST):
         watcher.told(line)
     first = boards[0]
-    optimizer = method_of(kept.study, (first.device, first.served), plan, past, watcher, own)
+    optimizer = method_of(kept.study, (first.device, first.served), plan, past, watcher.told, own)
     shared = SharedStudy(boards, optimizer, kept, plan.budget, plan.rule)
     with contextlib.closing(shared.search()) as events:
         for event in events:
@@ -361,7 +296,7 @@ def apply_to_all(
         lasting: How long it stands.
         keep: Whether it stands without confirmation.
         other_model: Whether to apply it although the model's file is another.
-        told: Called with each line a user should read.
+        told: Called with each line a user should read, after a Ctrl-C too: what it left on which boards.
 
     Raises:
         InvalidInput: If a URI is malformed or named twice, or there is nothing for a canary to hold back.
@@ -384,19 +319,88 @@ def apply_to_all(
             countdown.begin()
         return found
 
+    def apply_on(uris: Sequence[str]) -> tuple[BoardOutcome, ...]:
+        asked = _Asked(apply)
+        try:
+            return _in_order(uris, at_once(uris, asked, SET_WITHIN_S, over=countdown.why_over))
+        except KeyboardInterrupt:
+            _tell_what_stands(asked, told)
+            raise
+
     if canary is None:
-        outcomes = _in_order(devices, at_once(devices, apply, SET_WITHIN_S, over=countdown.why_over))
-        return Rollout(outcomes, confirm_within_s=countdown.left_s)
+        return Rollout(apply_on(devices), confirm_within_s=countdown.left_s)
     share = first_of(len(devices), canary)
     trial = _Canary(path, other_model, told)
-    tests = trial.run(devices, share)
+    try:
+        tests = trial.run(devices, share)
+    except KeyboardInterrupt:
+        trial.give_up()
+        raise
     if trial.refused:
         return Rollout(trial.outcomes(devices), tests, trial.refused)
     # Those that tried it are set as well: a trial puts its board back.
-    rest = [uri for uri in devices if uri not in trial.errors]
-    found = _in_order(rest, at_once(rest, apply, SET_WITHIN_S, over=countdown.why_over))
+    found = apply_on([uri for uri in devices if uri not in trial.errors])
     known = {each.uri: each for each in (*found, *trial.failed)}
     return Rollout(tuple(known[uri] for uri in devices), tests, confirm_within_s=countdown.left_s)
+
+
+class _Asked(Generic[Found]):
+    """Boards that are asked something, each in its thread, as whoever is interrupted meanwhile needs to know them.
+
+    Args:
+        ask: Asks one of them.
+    """
+
+    def __init__(self, ask: Callable[[str], Found]) -> None:
+        self._ask = ask
+        self._changed = threading.Condition()
+        self.begun: list[str] = []
+        self.answers: dict[str, Answer[Found]] = {}
+        self.over = False
+        """Whether no answer is needed any more."""
+
+    def __call__(self, uri: str) -> Found:
+        with self._changed:
+            if self.over:
+                raise DeviceError("interrupted before it was asked")
+            self.begun.append(uri)
+        answer = Answer[Found](uri)
+        try:
+            found = self._ask(uri)
+            answer = Answer(uri, found)
+        except PolythrottleError as error:
+            answer = Answer(uri, error=error)
+            raise
+        finally:
+            with self._changed:
+                self.answers[uri] = answer
+                self._changed.notify_all()
+        return found
+
+    def stop(self) -> None:
+        """Ask no other board, and wait until those have answered that were."""
+        with self._changed:
+            self.over = True
+            self._changed.wait_for(lambda: len(self.answers) == len(self.begun))
+
+
+def _tell_what_stands(asked: "_Asked[Applied]", told: Told) -> None:
+    """Name the boards on which a profile stands, or may do so, that was being applied when it was interrupted."""
+    stand = []
+    for uri in asked.begun:
+        answer = asked.answers.get(uri)
+        if answer is not None and answer.error is not None:
+            told(f"{uri}: {answer.words}")
+        elif answer is None or answer.found is None or answer.found.stands_as is not None:
+            stand.append(uri)
+    if stand:
+        told(f"the profile may stand on boards that were set by then; put it back with {_restoring(stand)}")
+    else:
+        told("the profile stands on no board")
+
+
+def _restoring(uris: Iterable[str]) -> str:
+    return f"polythrottle restore --device {shlex.quote(','.join(uris))}"
 
 
 class _Countdown:
@@ -447,6 +451,7 @@ class _Canary:
         self._path = path
         self._other_model = other_model
         self._told = told
+        self._trying: _Asked[CanaryTest] | None = None
         self.errors: dict[str, PolythrottleError] = {}
         self.refused = ""
 
@@ -461,10 +466,10 @@ class _Canary:
         if not chosen:
             self.refused = "no board answers that could try the profile"
             return ()
-        test = partial(canary_test, profile=str(self._path), other_model=self._other_model, told=self._told)
+        self._trying = trying = _Asked(self._tested)
         tests: dict[str, CanaryTest] = {}
         # How long it takes depends on the model: a test makes pairs of windows until it is sure, or has made them all.
-        for answer in at_once(chosen, test, _NO_BOUND_S):
+        for answer in at_once(chosen, trying, _NO_BOUND_S):
             if answer.found is not None:
                 tests[answer.uri] = answer.found
             elif answer.error is not None:
@@ -472,6 +477,42 @@ class _Canary:
         found = tuple(tests[uri] for uri in chosen if uri in tests)
         self.refused = self._verdict(found, len(chosen))
         return found
+
+    def _tested(self, uri: str) -> CanaryTest:
+        trying = self._trying
+        assert trying is not None
+        return canary_test(
+            uri, str(self._path), other_model=self._other_model, told=self._told, unneeded=lambda: trying.over
+        )
+
+    def give_up(self) -> None:
+        """Wait until boards that try the profile are put back, and name each with what became of it."""
+        trying = self._trying
+        if trying is None or not trying.begun:
+            self._told("the profile was set on no board")
+            return
+        try:
+            if len(trying.answers) < len(trying.begun):
+                self._told("boards that try the profile are put back; another Ctrl-C does not wait for that")
+            trying.stop()
+        finally:
+            self._tell_what_was_tried(trying)
+
+    def _tell_what_was_tried(self, trying: "_Asked[CanaryTest]") -> None:
+        unsure = []
+        for uri in trying.begun:
+            answer = trying.answers.get(uri)
+            if answer is None:
+                words = "not known to be put back"
+            elif answer.error is None or isinstance(answer.error, TrialError):
+                words = "put back: as it was found"
+            else:
+                words = answer.words
+            if not words.startswith("put back"):
+                unsure.append(uri)
+            self._told(f"{uri}: {words}")
+        if unsure:
+            self._told(f"look there again with {_restoring(unsure)}")
 
     def _answering(self, devices: Sequence[str], share: int) -> list[str]:
         """Return the first boards, so many, that answer and are of the profile's kind; nothing is set on any."""
@@ -500,7 +541,7 @@ class _Canary:
     def _verdict(self, tests: Sequence[CanaryTest], asked: int) -> str:
         """Return why the profile goes no further; empty if it does."""
         if worse := [each for each in tests if each.worse]:
-            return f"it is worse on {worse[0].uri}: {why_worse(worse[0])}"
+            return f"it is worse on {worse[0].uri}: {worse[0].why}"
         if unsure := [each for each in tests if each.worse is None]:
             left = " and ".join(unsure[0].open)
             count = len(unsure[0].comparison.pairs)
@@ -518,16 +559,6 @@ class _Canary:
     def outcomes(self, devices: Sequence[str]) -> tuple[BoardOutcome, ...]:
         """Return what has become of every board where nothing is applied to any."""
         return tuple(BoardOutcome(uri, error=self.errors.get(uri)) for uri in devices)
-
-
-def why_worse(test: CanaryTest) -> str:
-    """Return in what a profile is worse on a board, in words."""
-    if test.behind:
-        return f"it does not keep up with {test.comparison.arrivals}"
-    if test.broken:
-        return f"{' and '.join(test.broken)} does not hold"
-    low, high = -test.saving.high, -test.saving.low
-    return f"{100 * low:.1f} to {100 * high:.1f} % more energy per item"
 
 
 def confirm_all(devices: Sequence[str]) -> tuple[Answer[tuple[Standing, ...]], ...]:

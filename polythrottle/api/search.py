@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from polythrottle.api.boards import TogetherOptions, method_of, resume_together, several_in, tune_together
+from polythrottle.api.boards import TogetherOptions, resume_together, tune_together
 from polythrottle.api.experiments import (
     IDLE_S,
     Watcher,
@@ -19,7 +19,8 @@ from polythrottle.api.experiments import (
     study_progress,
     sweep,
 )
-from polythrottle.api.outcome import Tuning, conclude, find_study, planned, read_study, usual_path
+from polythrottle.api.outcome import Tuning, conclude, find_study, on_all_boards, planned, read_study, usual_path
+from polythrottle.backends.device_uri import uris_in
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Window
@@ -36,7 +37,7 @@ from polythrottle.tuning.plan import StudyPlan, check_importable
 from polythrottle.tuning.remarks import beforehand, meanwhile, narrowed, unsteered
 from polythrottle.tuning.setup import Setup, problem_of
 from polythrottle.tuning.stopping import Budget
-from polythrottle.tuning.study_store import PriorStudies, check_same_problem, open_study, recalled
+from polythrottle.tuning.study_store import PriorStudies, check_same_problem, method_of, open_study, recalled
 from polythrottle.tuning.tuner import check_errors
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def tune(
 
 def _begin(options: "TuneOptions", force: bool, progress: bool | None, watcher: Watcher | None) -> Tuning:
     """Return what a new study comes to, or one that is continued."""
-    if uris := several_in(options.plan.setup):
+    if uris := _several_in(options.plan.setup):
         _check_packages(options.method)
         asked = TogetherOptions(uris, options.plan, options.journal, options.fresh, force, options.optimizer)
         return tune_together(asked, options.study, progress, watcher)
@@ -346,6 +347,8 @@ def resume(
 def read_journal(path: Path | str) -> Study:
     """Return the study a journal holds, finished or not; the file is neither changed nor locked.
 
+    What several boards measured is as the slowest of them would have it, with the energy of the mean one.
+
     Args:
         path: The study's file, as `tune` names it in ``journal_path``.
 
@@ -356,7 +359,7 @@ def read_journal(path: Path | str) -> Study:
 
     if not isinstance(path, Path | str):
         raise InvalidInput(f"a journal is the path of its file, not {path!r}")
-    return read(Path(path))
+    return on_all_boards(read(Path(path)), Path(path))
 
 
 def _points_of(profiles: Sequence[Path | str]) -> tuple[Mapping[str, Level], ...]:
@@ -518,7 +521,7 @@ class _Search:
         self.watcher.opened(self.kept.study, self.kept.path, self.plan.budget.trials)
         before = notes(self.served)
         self._tell((*self._remarks(), *before))
-        optimizer = method_of(self.kept.study, (self.board, self.served), self.plan, self.past, self.watcher, own)
+        optimizer = method_of(self.kept.study, (self.board, self.served), self.plan, self.past, self.watcher.told, own)
         # As it was begun: more trials on resuming are no reason for more late requests.
         account = StudyPlan.of(self.kept.plan).account(self.kept.study.problem, self.kept.spent)
         most_late = None if account is None else account.most
@@ -556,3 +559,17 @@ class _Search:
 
 
 __all__ = ["check", "doctor", "energy", "explain", "measure", "read_journal", "resume", "sweep", "tune"]
+
+
+def _several_in(setup: Setup) -> tuple[str, ...]:
+    """Return the boards that a setup names, if there is more than one.
+
+    Raises:
+        InvalidInput: If one is named twice.
+    """
+    if setup.objects.device is not None:
+        return ()
+    found = uris_in(setup.device)
+    if len(found) > 1:
+        return found
+    return ()

@@ -391,10 +391,11 @@ class FarService(Service):
     def _examine(self, peer: Peer, request: Request) -> dict[str, Any]:
         root = DeviceURI.parse(self.holdings[0].uri).options.get("root", "/")
         system = System(Path(root))
+        board = request.text.get("board", "")
         return {
-            "machine": _lines(machine_findings(system, request.text.get("board", ""))),
+            "machine": _lines(machine_findings(system, board)),
             "others": _lines(others_steering(system)),
-            "records": _lines(record_findings()),
+            "records": _lines(record_findings(board)),
         }
 
     def _files(self, peer: Peer, request: Request) -> dict[str, Any]:

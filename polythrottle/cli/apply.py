@@ -179,13 +179,8 @@ def _apply_to_all(
     from polythrottle.api.boards import apply_to_all
 
     # Boards that try the profile first serve its workload, which may print.
-    try:
-        with own_stdout():
-            rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)
-    except KeyboardInterrupt:
-        back = f"polythrottle restore --device {shlex.quote(','.join(devices))}"
-        complain(f"the profile may stand on boards that were set by then; put it back with {back}")
-        raise
+    with own_stdout():
+        rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)
     answer((rollout, str(path)), as_json, print_rollout, rollout_document)
     stands = [each.applied for each in rollout.outcomes if each.applied is not None and each.applied.stands_as]
     if rollout.confirm_within_s is not None:

@@ -408,12 +408,11 @@ def print_rollout(found: "tuple[Rollout, str]") -> None:
 
 
 def _proven(test: "CanaryTest") -> str:
-    from polythrottle.api.boards import why_worse
     from polythrottle.cli.output import percent
 
     count = several(len(test.comparison.pairs), "pair")
     if test.worse:
-        return f"{count}: {why_worse(test)}"
+        return f"{count}: {test.why}"
     if test.worse is None:
         return f"{count}: {' and '.join(test.open)} not known"
     limits = "".join(f", {name} holds" for name in test.limits)

@@ -492,9 +492,10 @@ class Study:
     def to_dataframe(self) -> pd.DataFrame:
         """Return a pandas frame with a row for each trial, in SI units, the unit last in each name.
 
-        Its columns: ``trial``; the knobs; ``state`` (running, completed, failed); ``feasible`` (unknown where nothing
-        was measured or a limit cannot be judged), ``is_best``, ``on_front``; what was measured, with the ends of 95 %
-        intervals as ``energy_low_j`` and ``energy_high_j``; ``cost_s`` and ``cost_j`` of the visit; ``failure``.
+        Its columns: ``trial``; ``board``, its URI, where there are several; the knobs; ``state`` (running, completed,
+        failed); ``feasible`` (unknown where nothing was measured or a limit cannot be judged), ``is_best``,
+        ``on_front``; what was measured, with the ends of 95 % intervals as ``energy_low_j`` and ``energy_high_j``;
+        ``cost_s`` and ``cost_j`` of the visit; ``failure``.
         How the joules came about is in ``energy_kind``, what they cover in ``boundary``.
         """
         import pandas as pd
@@ -508,6 +509,7 @@ class Study:
         costs = [trial.cost for trial in self.trials]
         first = {
             "trial": pd.Series([trial.number for trial in self.trials], dtype="int64"),
+            **({"board": pd.Series([trial.board for trial in self.trials], dtype="object")} if self.boards else {}),
             **{name: pd.Series([trial.point[name] for trial in self.trials]) for name in self.problem.space.names},
             "state": pd.Series([str(trial.state) for trial in self.trials], dtype="object"),
             # Of pandas' own kind, for a verdict may be unknown: NumPy's bool would make that False or True.

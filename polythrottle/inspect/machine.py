@@ -376,7 +376,6 @@ def _install(board: str) -> str:
     return command if os.geteuid() == 0 else f"{command} --sudo"
 
 
-_RESTORE = "polythrottle restore"
 _LEAST_BYTES = 1_000_000
 ABOUT_RECORDS = frozenset({"originals", "state folder", "promise", "limits"})
 """Subjects of findings that are about the records as a whole; every other subject is a device that stands changed."""
@@ -384,22 +383,26 @@ _FORGETFUL = {"tmpfs", "ramfs"}
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"}
 
 
-def record_findings() -> tuple[Finding, ...]:
-    """Return what stands changed, by whom and until when, and whether the state folder is fit to keep it."""
+def record_findings(board: str = "") -> tuple[Finding, ...]:
+    """Return what stands changed, by whom and until when, and whether the state folder is fit to keep it.
+
+    Args:
+        board: The URI by which somebody over SSH names this machine, for commands that are given there; "" here.
+    """
     try:
-        stands = tuple(_told(each) for each in standing())
+        stands = tuple(_told(each, board) for each in standing())
         changed = {each.subject for each in stands}
-        stands += tuple(_told_left(each) for each in left_behind() if each.device not in changed)
+        stands += tuple(_told_left(each, board) for each in left_behind() if each.device not in changed)
     except PolythrottleError as err:
         stands = (Finding("originals", False, _line(err)),)
     return (*(stands or (Finding("originals", True, "nothing stands changed"),)), *_state(), _limits())
 
 
-def _told(each: Standing) -> Finding:
+def _told(each: Standing, board: str) -> Finding:
     lease = each.lease
     count = f"{len(each.keys)} control{'s' * (len(each.keys) != 1)}"
     since = f" since {lease.since}" * bool(lease.since)
-    restore = _restore_of(each.device)
+    restore = f"polythrottle restore{_named(each.device, board)}"
     if each.damage:
         return Finding(each.device, False, f"the record of originals is damaged: {each.damage[0]}", restore)
     if lease.applied and lease.kept:
@@ -409,7 +412,8 @@ def _told(each: Standing) -> Finding:
             told = f"{lease.holder} stands{since} ({count}); its guard has died, so that nothing reverts it"
             return Finding(each.device, False, told, restore)
         told = f"{lease.holder} stands{since} ({count}) and reverts in {each.expires_in_s:.0f} s"
-        return Finding(each.device, None, told, "polythrottle apply --confirm lets it stand")
+        there = _named(each.device, board) if board else ""
+        return Finding(each.device, None, told, f"polythrottle apply --confirm{there} lets it stand")
     if lease.alive:
         return Finding(each.device, None, f"is being steered by {lease.holder}{since} ({count} changed)")
     by = "a process that is gone"
@@ -418,17 +422,26 @@ def _told(each: Standing) -> Finding:
     return Finding(each.device, False, f"{count} changed by {by},{since or ' some time ago'}", restore)
 
 
-def _told_left(each: Outcome) -> Finding:
+def _told_left(each: Outcome, board: str) -> Finding:
     """Tell of what a restoring before has left to somebody else."""
-    remedy = f"{_restore_of(each.device)} --force puts it back; the next tune takes it for what it finds"
+    force = f"polythrottle restore{_named(each.device, board)} --force"
+    remedy = f"{force} puts it back; the next tune takes it for what it finds"
     return Finding(each.device, None, printable("; ".join(each.left)), remedy)
 
 
-def _restore_of(device: str) -> str:
-    """Return the command that restores a device: a planted board is restored only where it is named."""
-    if " /" in device:
-        return f"{_RESTORE} --device '{device}'"
-    return _RESTORE
+def _named(device: str, board: str) -> str:
+    """Return the words that name a device to a command: a planted board is meant only where it is named."""
+    kind, planted, root = device.partition(" /")
+    if not board:
+        return f" --device '{device}'" if planted else ""
+    where, _, options = board.partition("?")
+    joint = "?"
+    if planted:
+        where += f"/{kind}?root=/{root}"
+        joint = "&"
+    if options:
+        where += f"{joint}{options}"
+    return f" --device {shlex.quote(where)}"
 
 
 def _kept(each: Standing, told: str, remedy: str) -> Finding:

@@ -307,6 +307,7 @@ class TrialTable:
         self._space = digest.study.problem.space
         study = digest.study
         points = [trial.point for trial in study.trials] + [known.point for known in study.references]
+        self._boards = bool(study.boards)
         self._fixed = [name for name in self._space.names if len(points) > 1 and _alike(name, points)]
         self._knobs = [name for name in self._space.names if name not in self._fixed]
         self._together = len(self._knobs) > _KNOBS_MOST
@@ -352,6 +353,7 @@ class TrialTable:
         return tag(
             "tr",
             tag("th", "trial"),
+            *((tag("th", "board"),) if self._boards else ()),
             *knobs,
             *(_heading(self._latency.titled(name)) for name in self._shown),
             *((_heading("p99 between"),) if self._intervals else ()),
@@ -366,7 +368,7 @@ class TrialTable:
         named = {mark.number: mark.name for mark in (self._digest.default, self._digest.best) if mark is not None}
         name = f"{trial.number} {named.get(trial.number, '')}".strip()
         return self._row(
-            tag("td", name, data_value=str(trial.number)),
+            [tag("td", name, data_value=str(trial.number)), *self._board(trial.board)],
             trial.point,
             trial.measurement,
             self._outcome(trial),
@@ -376,7 +378,7 @@ class TrialTable:
     def _presets(self) -> Iterator[Html]:
         rows = [
             self._row(
-                tag("td", f"preset {known.name}"),
+                [tag("td", f"preset {known.name}"), *self._board("")],
                 known.point,
                 known.measurement,
                 self._verdict(known.measurement),
@@ -387,10 +389,17 @@ class TrialTable:
         if rows:
             yield tag("tbody", joined(rows))
 
-    def _row(self, name: Html, point: OperatingPoint, measurement: Measurement | None, outcome: str, kind: str) -> Html:
+    def _board(self, uri: str) -> Iterator[Html]:
+        """Yield which of several boards made a trial, in what tells it from the others; nothing where there is one."""
+        if self._boards:
+            yield tag("td", self._digest.study.problem.brief(uri), title=uri)
+
+    def _row(
+        self, names: Iterable[Html], point: OperatingPoint, measurement: Measurement | None, outcome: str, kind: str
+    ) -> Html:
         return tag(
             "tr",
-            name,
+            *names,
             *self._levels(point),
             *self._values(measurement),
             tag("td", outcome, class_="outcome"),

@@ -140,6 +140,16 @@ class BoardsJournal(Journal):
         """Point and board of each trial that runs, by its visit."""
         return self._notes.running
 
+    @property
+    def longest_s(self) -> float:
+        """How long the board that worked longest did so."""
+        worked: dict[str, float] = {}
+        for trial in self.study.trials:
+            if trial.cost is not None:
+                board = self.boards[trial.number]
+                worked[board] = worked.get(board, 0.0) + trial.cost.duration_s
+        return max(worked.values(), default=0.0)
+
     def begin(self, point: OperatingPoint, board: str) -> int:
         """Record that a board is about to make a trial, before it is touched; return the number of the visit."""
         visit = self._notes.visits

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from statistics import geometric_mean
 from typing import Any
 
+from polythrottle.backends.device_uri import own_words
 from polythrottle.board.hosted import BoardWorkload
-from polythrottle.domain.errors import TrialError
+from polythrottle.domain.errors import PolythrottleError, TrialError
 from polythrottle.domain.measurement import Interval, Latency, Measurement, Query, Window, saving_interval
 from polythrottle.domain.metrics import OF_CLASS
 from polythrottle.domain.ports import Device, Workload
@@ -64,6 +65,13 @@ class OpenBoard:
     uri: str
     device: Device
     served: Workload
+
+    def named_in(self, error: PolythrottleError) -> PolythrottleError:
+        """Return an error of this board that says which it is, as one of a board over SSH does by itself."""
+        words = str(error)
+        if words == own_words(self.uri, error) and not words.startswith(self.uri):
+            error.args = (f"{self.uri}: {words}",)
+        return error
 
     def cut_short_when(self, unneeded: Callable[[], bool]) -> None:
         """Have the next query fail once nobody needs it, so that a window ends early and the board is restored.

@@ -21,6 +21,8 @@ from polythrottle.tuning.stopping import Budget, Rule
 
 LEARNERS = ("bayes",)
 """The search methods that learn from earlier studies and heed a risk."""
+_LEAST_BESIDES = 2
+"""Trials of boards that search together besides the default of each: one to find something, one to confirm it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,25 @@ class StudyPlan:
         for option, given in (("--history", bool(self.history)), ("--risk", self.risk is not None)):
             if given and method not in LEARNERS:
                 raise InvalidInput(f"--method {method} takes no {option}; {' and '.join(LEARNERS)} does")
+
+    def check_together(self, boards: int) -> None:
+        """Check that several boards can do together what is intended.
+
+        Args:
+            boards: How many.
+
+        Raises:
+            InvalidInput: If they cannot.
+        """
+        if self.errors is not None:
+            raise InvalidInput("an error budget is for one board; leave --error-budget out, or name one device")
+        if self.objects:
+            raise InvalidInput("boards that search together are opened by their URIs, as is what they serve")
+        if self.budget.trials < boards + _LEAST_BESIDES:
+            raise InvalidInput(
+                f"{boards} boards need {boards + _LEAST_BESIDES} trials at least, not {self.budget.trials}: each "
+                "measures the default point first"
+            )
 
     @property
     def variant(self) -> str:

@@ -23,6 +23,7 @@ from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.sequential import RollbackTest
 from polythrottle.tuning.apply import check_same_kind, split_point
+from polythrottle.tuning.boards_together import OpenBoard
 from polythrottle.tuning.file_trust import announcement, check_device
 from polythrottle.tuning.setup import Setup
 from polythrottle.workloads.inputs import THREADS, processors
@@ -42,6 +43,7 @@ def compare_sides(
     *,
     other_model: bool | None = None,
     enough: Callable[[Comparison], bool] = lambda comparison: comparison.settled,
+    unneeded: Callable[[], bool] = lambda: False,
 ) -> Generator[Comparison]:
     """Measure two sides in turns; yields the comparison after each pair.
 
@@ -52,6 +54,7 @@ def compare_sides(
         told: Called with what is run because a profile names it, before it is.
         other_model: Whether to measure another model than the one it was tuned for; None is no, without offering it.
         enough: Says when more pairs would change nothing.
+        unneeded: Whether nobody needs to know any more: then a window is cut short, and no other is begun.
 
     Raises:
         InvalidInput: If there are not two sides, they were tuned for different workloads, or for a device that the
@@ -63,9 +66,15 @@ def compare_sides(
     if len(names) != 2:
         raise InvalidInput("a comparison has two sides, such as: polythrottle measure default profile.toml")
     with _opened(names, setup, told, other_model=other_model) as (device, workload, points, words):
-        window = words.window(device)
+        OpenBoard(device.uri, device, workload).cut_short_when(unneeded)
         yield from compare(
-            device, workload, points, window, arrivals=words.traffic, most_pairs=most_pairs, enough=enough
+            device,
+            workload,
+            points,
+            words.window(device),
+            arrivals=words.traffic,
+            most_pairs=most_pairs,
+            enough=lambda comparison: unneeded() or enough(comparison),
         )
 
 
@@ -432,6 +441,16 @@ class CanaryTest:
         return tuple(name for name, test in tests.items() if test.worse is None)
 
     @property
+    def why(self) -> str:
+        """In what the profile is worse here, in words."""
+        if self.behind:
+            return f"it does not keep up with {self.comparison.arrivals}"
+        if self.broken:
+            return f"{' and '.join(self.broken)} does not hold"
+        low, high = -self.saving.high, -self.saving.low
+        return f"{100 * low:.1f} to {100 * high:.1f} % more energy per item"
+
+    @property
     def saving(self) -> Interval:
         """The share of the energy per item that the profile saves here, as a 95 % interval."""
         return self.comparison.saving
@@ -444,6 +463,7 @@ def canary_test(
     other_model: bool = False,
     most_pairs: int = MOST_PAIRS,
     told: Told = lambda line: None,
+    unneeded: Callable[[], bool] = lambda: False,
 ) -> CanaryTest:
     """Measure a profile and the default of a board in turns until it is known whether the profile is worse there.
 
@@ -453,19 +473,30 @@ def canary_test(
         other_model: Whether to measure another model than the one it was tuned for.
         most_pairs: After how many pairs to give up.
         told: Called with what is run because the profile names it, before it is.
+        unneeded: As for `compare_sides`.
 
     Returns:
         The test, whose `CanaryTest.worse` is None where that many pairs do not tell.
 
     Raises:
+        TrialError: If nobody needs it any more.
         PolythrottleError: As `polythrottle.tuning.profile_comparison.compare_sides`.
     """
     limits = limits_of(profile, read_profile(find_profile(profile)))
     enough = partial(_enough, uri, limits)
     turns = compare_sides(
-        (DEFAULT, profile), Setup(device=uri), most_pairs, told, other_model=other_model or None, enough=enough
+        (DEFAULT, profile),
+        Setup(device=uri),
+        most_pairs,
+        told,
+        other_model=other_model or None,
+        enough=enough,
+        unneeded=unneeded,
     )
-    *_, comparison = turns
+    seen = list(turns)
+    if not seen or unneeded():
+        raise TrialError("nobody needs to know any more whether the profile is worse")
+    comparison = seen[-1]
     if comparison.recorded:
         raise InvalidInput(f"{uri} is a recorded table; there is nothing to try a profile on")
     return CanaryTest.of(uri, comparison, limits)

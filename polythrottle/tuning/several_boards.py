@@ -92,7 +92,7 @@ class SharedStudy:
         self._virtual = all(isinstance(board.device.clock, VirtualClock) for board in boards)
         self._clock = SystemClock()
         self._began_s = self._clock.now()
-        self._before_s = _longest_s(journal)
+        self._before_s = journal.longest_s
         self._changed = threading.Condition()
         # In virtual time they begin in the order in which they were named; else as they come.
         self._turns: deque[str] = deque(self._boards if self._virtual else ())
@@ -126,7 +126,7 @@ class SharedStudy:
         queries, and made again if the study goes on.
 
         Raises:
-            DeviceError: If no board is left.
+            DeviceError: If a board cannot be entered, as somebody else steers it, or none is left later on.
             TrialError: If `FAILURES_IN_A_ROW` trials in a row failed, or no board can measure the default point.
             StorageError: If the journal cannot be written.
         """
@@ -171,7 +171,8 @@ class SharedStudy:
         desk = _Desk(self, board.uri)
         try:
             board.cut_short_when(lambda: self._stopped)
-            loop = tune(board.device, board.served, desk, cast(Journal, desk), Budget(_ANY), Rule(early=False))
+            work = (board.device, board.served, desk, cast(Journal, desk), Budget(_ANY), Rule(early=False))
+            loop = tune(*work, entered=lambda: self._entered(board.uri))
             with contextlib.closing(loop):
                 for _ in loop:
                     pass
@@ -184,9 +185,27 @@ class SharedStudy:
         finally:
             self._events.put(None)
 
+    def _entered(self, uri: str) -> None:
+        """Wait until every board has been entered: where somebody else steers one, no trial begins on any.
+
+        Raises:
+            Exhausted: If one could not be.
+        """
+        with self._changed:
+            self._members[uri].stand = Stand.CHOOSING
+            self._changed.notify_all()
+            members = self._members.values()
+            self._changed.wait_for(lambda: self._stopped or all(m.stand is not Stand.JOINING for m in members))
+        if self._virtual or self._stopped:
+            self._await_turn(uri)  # so that what it sees first does not depend on how fast threads start
+
     def _leave(self, uri: str, error: PolythrottleError | None) -> None:
+        """Take a board out; the study has not begun where it cannot even be entered, and does not begin then."""
         with self._changed:
             member = self._members[uri]
+            # A trial's error is of the study, which may be hopeless as it is reopened.
+            if member.stand is Stand.JOINING and error is not None and not isinstance(error, TrialError):
+                self._fail(self._boards[uri].named_in(error))
             member.stand = Stand.GONE
             if uri in self._turns:
                 self._turns.remove(uri)
@@ -216,8 +235,6 @@ class SharedStudy:
 
     def study_of(self, uri: str) -> Study:
         """Return the study as one board would have made it, with all that runs."""
-        if self._virtual and self._members[uri].stand is Stand.JOINING:
-            self._await_turn(uri)  # so that what it sees first does not depend on how fast threads start
         with self._changed:
             study = self._with_running(self._view.on_one(uri))
             return replace(study, problem=replace(study.problem, window=self._window(uri)))
@@ -579,13 +596,3 @@ def _surely_holds(constraint: Constraint, trial: Trial) -> bool:
     if constraint.metric in FLOORS:
         return between.low >= constraint.limit
     return between.high <= constraint.limit
-
-
-def _longest_s(journal: BoardsJournal) -> float:
-    """Return how long the board that worked longest did so in earlier sessions."""
-    worked: dict[str, float] = {}
-    for trial in journal.study.trials:
-        if trial.cost is not None:
-            board = journal.boards[trial.number]
-            worked[board] = worked.get(board, 0.0) + trial.cost.duration_s
-    return max(worked.values(), default=0.0)

@@ -1,26 +1,30 @@
-"""Where studies are kept, which journal a study goes into, and which earlier studies it may learn from."""
+"""Where studies are kept, which journal a study goes into, which earlier ones it may learn from, and by what method."""
 
 import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from polythrottle.backends.meters import unmetered
 from polythrottle.backends.replay import Table
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.ports import Device, Optimizer, Workload
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial, TrialState
+from polythrottle.optimize import Options, make_optimizer
 from polythrottle.optimize.features import shared_coordinates
+from polythrottle.optimize.options import WarmStart
 from polythrottle.storage import journal
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import boards_in
-from polythrottle.storage.identity import disagreement, without_options
+from polythrottle.storage.identity import disagreement, identity_of, without_options
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import ENDINGS
@@ -512,3 +516,42 @@ def check_same_problem(path: Path, kept: Study, asked: Study) -> None:
     after = asked.problem.content
     differences += [f"its {name} has changed" for name in {**before, **after} if before.get(name) != after.get(name)]
     raise BadFile(f"{path} is the journal of another problem: {'; '.join(differences)}. Give another --journal")
+
+
+# How a study is searched, given what others have found.
+
+
+def method_of(
+    study: Study,
+    where: tuple[Device, Workload],
+    plan: StudyPlan,
+    past: PriorStudies,
+    told: Callable[[str], object],
+    own: Optimizer | None = None,
+) -> Optimizer:
+    """Return the search method of a study, which tries points that others have proven first if there are any.
+
+    Those are the points of other profiles, or the answer of another board of one kind to the same question.
+
+    Args:
+        study: Names it.
+        where: A device, whose presets it may use, and the workload there.
+        plan: Holds the risk, and the points of other profiles.
+        past: Earlier studies to learn from.
+        told: Called with a line that names such points.
+        own: A search method that was given as an object.
+    """
+    board, served = where
+    presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
+    optimizer = own or make_optimizer(study.method, Options(past.studies, plan.risk, presets))
+    priors = plan.priors
+    origin = "a profile"
+    # Where each late request counts, the method itself decides whether a point may be tried.
+    if not priors and plan.risk is None and plan.errors is None:
+        priors = past.answers(study.problem, identity_of(unmetered(board)))
+        origin = "another board of this kind"
+    if not priors:
+        return optimizer
+    primed = WarmStart(optimizer, priors, origin)
+    told(primed.words(study.problem.space))
+    return primed

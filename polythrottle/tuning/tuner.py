@@ -39,6 +39,7 @@ def tune(
     budget: Budget,
     rule: Rule,
     most_late: float | None = None,
+    entered: Callable[[], object] = lambda: None,
 ) -> Generator[Study]:
     """Continue a study until its budget is used or going on is not worth it; yields it when a trial starts or ends.
 
@@ -53,6 +54,7 @@ def tune(
         budget: What the study may use in the end, earlier trials counted.
         rule: When one more trial is not worth it.
         most_late: How many requests may be late beyond the SLO's own share, earlier trials counted; any number if None.
+        entered: Is called once the device is entered, before any trial; raises if none is to be made.
 
     Raises:
         InvalidInput: If that cannot be seen of each request before it is sent.
@@ -65,6 +67,7 @@ def tune(
     outlook = Outlook(optimizer)
     costs = _Costs(device)
     with device:
+        entered()
         while (used := budget.used(journal.study)) is None:
             # Before the search method is asked: where time is real, its thinking is part of what the trial costs.
             costs.begin(len(journal.study.trials))

@@ -1,18 +1,24 @@
 """Many boards at once: looked at, applied to, and a profile tried on a tenth of them before the others."""
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import threading
+import time
+from _thread import interrupt_main
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from boards_over_ssh import held, stand_in
+from boards_over_ssh import await_that, desk, held, stand_in
 
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
@@ -22,13 +28,14 @@ from polythrottle.api.boards import BoardOutcome, Rollout, apply_to_all, confirm
 from polythrottle.api.deployment import Restored
 from polythrottle.backends import open_device
 from polythrottle.backends.device_uri import Answer, at_once, uris_in
+from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.link import SSH
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.cli.boards import confirm_several, print_rollout, restore_several
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.domain.errors import DeviceError, InvalidInput, TrialError, UnknownName
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
@@ -276,6 +283,112 @@ def test_a_canary_that_is_not_there_is_another(capsys: pytest.CaptureFixture[str
     assert "tuned on" in found["boards"][1]["error"]
 
 
+def test_an_interrupted_canary_waits_until_boards_are_back_and_names_those_that_it_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C while two of ten try it: both are put back before it is told, and no other is named, for none was set."""
+    uris = orins(10)
+    entered: set[int] = set()
+    restored: set[int] = set()
+    applied = SimulatedDevice.apply
+    restore = SimulatedDevice.restore
+
+    def apply(self: SimulatedDevice, point: OperatingPoint) -> None:
+        entered.add(id(self))
+        if len(entered) == 2:
+            interrupt_main()
+            while not told:  # a window goes on until it is told that nobody needs it
+                time.sleep(0.01)
+        applied(self, point)
+
+    def back(self: SimulatedDevice) -> None:
+        restored.add(id(self))
+        restore(self)
+
+    monkeypatch.setattr(SimulatedDevice, "apply", apply)
+    monkeypatch.setattr(SimulatedDevice, "restore", back)
+    told: list[str] = []
+    back_by_then: list[int] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        back_by_then.append(len(entered & restored))
+
+    with pytest.raises(KeyboardInterrupt):
+        apply_to_all(TUNED, uris, canary=0.2, told=tell)
+    assert told[0] == "boards that try the profile are put back; another Ctrl-C does not wait for that"
+    assert sorted(told[1:]) == [f"{uri}: put back: as it was found" for uri in uris[:2]]
+    assert len(entered) == 2
+    assert back_by_then[1:] == [2, 2]
+
+
+def test_a_board_that_an_interrupted_canary_does_not_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another Ctrl-C: that it is not known to be put back is said, and what looks again; so it is of an error there."""
+    one, two, *others = orins(10)
+    over, failed = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def test(uri: str, *_: object, **__: object) -> CanaryTest:
+        if uri == two:
+            failed.set()
+            raise DeviceError("gpu could not be put back")
+        assert failed.wait(60.0)
+        while any(thread.name == f"polythrottle-{two}" for thread in threading.enumerate()):
+            time.sleep(0.01)
+        interrupt_main()
+        over.wait(60.0)
+        raise TrialError("cut short")
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if len(told) == 1:
+            interrupt_main()
+
+    monkeypatch.setattr("polythrottle.api.boards.canary_test", test)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            apply_to_all(TUNED, (one, two, *others), canary=0.2, told=tell)
+    finally:
+        over.set()
+    assert sorted(told[1:-1]) == [f"{one}: not known to be put back", f"{two}: gpu could not be put back"]
+    assert told[-1].startswith("look there again with polythrottle restore --device 'sim:jetson-agx-orin?seed=")
+    assert told[-1].count("sim:") == 2
+
+
+def test_an_interrupted_apply_names_the_boards_that_it_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is set, and one that has not answered yet; one that failed with why; none that was simulated."""
+    over = threading.Event()
+    told: list[str] = []
+
+    def apply(path: Path, uri: str, **options: object) -> Applied:
+        if uri == "sim:v100":
+            over.wait(60.0)
+        if uri == "sim:jetson-tx2":
+            raise DeviceError("no route")
+        return applied(None if uri == "sim:a100" else uri, gpu_max_hz=510_000_000)
+
+    def answered(*args: object, **options: object) -> Iterator[Answer[Any]]:
+        for number, answer in enumerate(at_once(*args, **options), 1):  # type: ignore[arg-type]
+            yield answer
+            if number == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(deployment, "apply", apply)
+    monkeypatch.setattr("polythrottle.api.boards.at_once", answered)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            apply_to_all(
+                TUNED, ["sim:v100", "sim:jetson-tx2", "sim:a100", "sim:jetson-nano"], keep=True, told=told.append
+            )
+    finally:
+        over.set()
+    assert told == [
+        "sim:jetson-tx2: no route",
+        "the profile may stand on boards that were set by then; put it back with "
+        "polythrottle restore --device sim:v100,sim:jetson-nano",
+    ]
+
+
 def test_what_is_not_proven_goes_no_further() -> None:
     """Two pairs of equal energy leave it open whether a profile is worse, and so does a percentile at its limit."""
 
@@ -349,11 +462,91 @@ def test_boards_over_ssh_are_set_confirmed_and_put_back_together(
     assert all(held(root) != was for root, was in zip(trees.values(), before, strict=True))
     confirmed = answered("apply", "--confirm", "--device", both)
     assert [len(each["confirmed"]) for each in confirmed] == [1, 1]
+    (records,) = (each["records"] for each in [answered("doctor", "--device", next(iter(trees)))])
+    (stands,) = (each for each in records if each["subject"].startswith("jetson"))
+    back = stands["remedy"].removeprefix("polythrottle ").removesuffix(" gives it back")
+    assert shlex.split(back) == ["restore", "--device", next(iter(trees))]
     found = answered("boards", *trees)
     assert [kind["boards"] for kind in found["kinds"]] == [[*trees]]
     assert all("stands" in each["stands"][0] for each in found["boards"])
     assert [each["clean"] for each in answered("restore", "--device", both)] == [True, True]
     assert [held(root) for root in trees.values()] == before
+
+
+@pytest.mark.slow
+def test_an_interrupted_canary_over_ssh_leaves_its_board_as_it_was_found(
+    tmp_path: Path, trees: dict[str, Path]
+) -> None:
+    """Ctrl-C: it is put back before the command ends, which names it alone."""
+    first, other = trees
+    before = [held(root) for root in trees.values()]
+    device = open_device(first, ["mem_hz"])
+    assert isinstance(device, SshDevice)
+    point = OperatingPoint({"mem_hz": device.space.knob("mem_hz").levels[0]})
+    tuned = replace(
+        read_profile(TUNED),
+        identity=dict(device.identity),
+        workload="cmd:sleep 0.02",
+        slo=("p99<=60s",),
+        point=point,
+        ladder=None,
+        workload_knobs=(),
+    )
+    device.board.close()
+    write_profile(tuned, tmp_path / "p.toml")
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "polythrottle",
+            "apply",
+            str(tmp_path / "p.toml"),
+            "-d",
+            ",".join(trees),
+            "--canary",
+            "50%",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        await_that(lambda: held(trees[first]) != before[0] or child.poll() is not None, "the profile is not tried")
+        assert child.poll() is None, child.communicate()[1]
+        os.kill(child.pid, signal.SIGINT)  # what runs there is in no group of this one behind a real sshd
+        said = child.communicate(timeout=60.0)[1]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert child.returncode == 130, said
+    assert f"{first}: put back: as it was found" in said
+    assert other not in said
+    assert [held(root) for root in trees.values()] == before
+
+
+@pytest.mark.slow
+def test_a_board_that_another_desk_holds_keeps_a_search_from_beginning(
+    tmp_path: Path, trees: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says which board and whose it is; no trial is made on the free one either."""
+    free, taken = trees
+    for serial in trees[taken].rglob("serial-number"):
+        serial.write_bytes(b"1422000000002\0")
+    before = held(trees[free])
+    words = ["--knobs", "mem", "--slo", "p99<=60s", "--yes", "--trials", "5", "--seconds", "0.2", "--queries", "5"]
+    files = ["--journal", str(tmp_path / "study.jsonl"), "--out", str(tmp_path / "out")]
+    with desk(taken) as other:
+        assert run(["tune", "-d", ",".join(trees), "-w", "cmd:true", *words, *files, "--method", "grid"]) == 6
+    said = capsys.readouterr().err
+    assert len(found := [line for line in said.splitlines() if "is being steered by" in line]) == 1, said
+    assert found[0].startswith("polythrottle: ssh://two: jetson")
+    assert f"(process {other.pid}, over SSH); wait for it or stop it" in found[0]
+    assert "is left out" not in said
+    assert "trial 0" not in said
+    assert held(trees[free]) == before
+    assert not (tmp_path / "out").exists()
 
 
 def applied(stands_as: str | None, remark: str = "", **levels: int) -> Applied:

@@ -363,6 +363,34 @@ def test_a_profile_that_stands_is_told(tmp_path: Path) -> None:
         assert run(["restore"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("board", "device", "words"),
+    [
+        ("ssh://nano", "one", "ssh://nano"),
+        ("ssh://nano?python=/opt/py&sudo=yes", "one", "'ssh://nano?python=/opt/py&sudo=yes'"),
+        ("ssh://nano", "jetson /tmp/tree", "'ssh://nano/jetson?root=/tmp/tree'"),
+        ("ssh://nano?sudo=yes", "jetson /tmp/tree", "'ssh://nano/jetson?root=/tmp/tree&sudo=yes'"),
+    ],
+)
+def test_whoever_looks_over_ssh_is_told_commands_that_name_the_board(
+    board: str, device: str, words: str, tmp_path: Path
+) -> None:
+    """Whatever stands, and however it stands: what to type is typed at the desk."""
+    file = tmp_path / "max_freq"
+    file.write_text("1200\n")
+    for seconds, remedy in (
+        (None, "restore --device {} gives it"),
+        (90.0, "apply --confirm --device {} lets it stand"),
+    ):
+        actuator = Actuator(device, guarded=False)
+        actuator.allow(Control(str(file), frozenset({"800"})))
+        with actuator:
+            actuator.write(str(file), "800")
+            actuator.hand_over("profile resnet50", seconds)
+        assert remedy.format(words) in named(record_findings(board), device).remedy
+        assert run(["restore", "--device", device]) == 0
+
+
 def test_a_state_folder_that_cannot_be_trusted_is_told(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open to anyone, or a file; a link in place of the originals; one that is not there yet is fine."""
     assert "(it will be made)" in named(record_findings(), "state folder").explanation

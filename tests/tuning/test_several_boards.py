@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 from builders import Listed, measured, problem
 
+from polythrottle import explain, read_journal
 from polythrottle.api.outcome import read_study
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.cli.commands import run
+from polythrottle.cli.render.documents import trial_document
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize import make_optimizer
+from polythrottle.report.page import report_html
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import BoardsJournal, boards_of
 from polythrottle.storage.journal import ATTEMPTS, Journal
@@ -41,6 +44,14 @@ class OneOfAKind(SimulatedDevice):
     lasts = math.inf
     applied: OperatingPoint | None = None
     left = False
+    elsewhere = ""
+
+    def __enter__(self) -> "OneOfAKind":
+        """Take the board, unless somebody else steers it."""
+        if self.elsewhere:
+            raise DeviceError(f"{self.elsewhere}; wait for it or stop it")
+        super().__enter__()
+        return self
 
     def apply(self, point: OperatingPoint) -> None:
         """Set every knob, unless the board is lost by now."""
@@ -169,6 +180,53 @@ def test_each_board_measures_the_default_and_every_trial_is_on_disk_before_its_b
     assert [line["visit"] for line in begun] == list(range(len(study.trials)))
 
 
+def test_what_is_told_of_a_study_names_boards_and_has_one_frame(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Journal, table, report and explanation are as the slowest board would have them, and say which board it was."""
+    path = tmp_path / "study.jsonl"
+    found = boards(3)
+    for board, slower, hungrier in zip(found, (1.0, 1.08, 1.0), (1.1, 1.0, 0.92), strict=True):
+        assert isinstance(board.device, OneOfAKind)
+        board.device.slower, board.device.hungrier = slower, hungrier
+    searched(path, found, 12)
+    made = boards_of(path)
+    study = read_journal(path)
+    assert study.trials == read_study(path).trials
+    assert [*study.to_dataframe()["board"]] == [made[trial.number] for trial in study.trials]
+    assert [trial_document(study, trial)["device"] for trial in study.trials] == [*made.values()]  # type: ignore[index]
+    page = report_html(study)
+    assert "<th>trial</th><th>board</th>" in page
+    assert [page.count(f'<td title="{uri}">') for uri in sorted(set(made.values()))] == [
+        [*made.values()].count(uri) for uri in sorted(set(made.values()))
+    ]
+    best, default, raw = study.best, study.default, journals.read(path)
+    assert best is not None
+    assert best.measurement is not None
+    assert default is not None
+    assert default.measurement is not None
+    assert raw.trials[best.number].measurement != best.measurement
+    for explained in (explain(path), explain(study)):
+        energy = next(effect for effect in explained.effects if effect.metric == "energy")
+        assert (energy.before, energy.after) == pytest.approx((default.measurement.energy_j, best.measurement.energy_j))
+        assert explained.limits[0].value == pytest.approx(best.measurement.metric("p99"))
+    assert run(["explain", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "figures  as the slowest board would have them, with the energy of the mean" in shown
+    assert max(map(len, shown.splitlines()[2:])) <= 80
+    assert run(["explain", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["device"] == made[best.number]
+
+
+def test_a_study_of_one_board_is_told_as_before(tmp_path: Path) -> None:
+    """No column and no key says where, for there is one place."""
+    asks = problem()
+    study = Study(asks, "grid", 0, (Trial(0, asks.space.default, measured()),))
+    assert "board" not in study.to_dataframe()
+    assert "device" not in (trial_document(study, study.trials[0]) or {})
+    assert "<th>board</th>" not in report_html(study)
+
+
 @pytest.mark.slow
 def test_the_same_boards_make_the_same_study(tmp_path: Path) -> None:
     """In virtual time it does not matter which thread is faster."""
@@ -195,6 +253,25 @@ def test_a_board_that_drops_out_is_left_out_and_its_trial_made_again_elsewhere(t
     point = OperatingPoint(started[0]["point"])  # type: ignore[arg-type]
     assert point in study.visited
     assert lost is not None
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_board_that_somebody_else_steers_at_the_beginning_is_refused_before_any_trial(
+    which: int, tmp_path: Path
+) -> None:
+    """One line says which board and who; no other board makes a trial, and all that were taken are given back."""
+    path = tmp_path / "study.jsonl"
+    found = boards(3)
+    devices = [board.device for board in found if isinstance(board.device, OneOfAKind)]
+    devices[which].elsewhere = "jetson is being steered by eve at desk2 (process 7, over SSH)"
+    with pytest.raises(DeviceError) as refused:
+        searched(path, found)
+    assert str(refused.value) == f"{found[which].uri}: {devices[which].elsewhere}; wait for it or stop it"
+    assert [each.applied for each in devices] == [None] * 3
+    assert [each.left for each in devices] == [number != which for number in range(3)]
+    assert [line["event"] for line in lines(path)] == ["study"]
+    searched(path, boards(3))
+    assert set(boards_of(path).values()) == {board.uri for board in found}
 
 
 def test_the_last_board_that_is_lost_ends_the_search(tmp_path: Path) -> None:

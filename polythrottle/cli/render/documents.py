@@ -221,6 +221,8 @@ def trial_document(study: Study, trial: Trial | None) -> dict[str, Any] | None:
         return None
     document = {
         "number": trial.number,
+        # As each of `boards` has it. What is called "board" are the device's own sensors beside a meter.
+        **({"device": trial.board} if trial.board else {}),
         **_point_and(trial.point, trial.measurement),
         "feasible": study.feasible(trial),
         "state": str(trial.state),

@@ -65,7 +65,7 @@ def explain_document(found: Explanation) -> dict[str, Any]:
 
 def _trial(found: Explanation) -> dict[str, Any]:
     document = trial_document(found.study, found.at) or {}
-    return {name: document[name] for name in ("number", "point", "energy_j")}
+    return {name: document[name] for name in ("number", "device", "point", "energy_j") if name in document}
 
 
 def _hope(hope: Any) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def print_explanation(found: Explanation) -> None:
     if found.nothing is not None:
         console.print(Unpadded(Text(found.nothing)))
         return
-    _section(console, None, _chosen(found))
+    _section(console, None, (*_chosen(found), *_frame(found.study)))
     _section(console, "what holds it there", _holding(found))
     _print_effects(console, found)
     for limit, ladder in zip(found.limits, found.prices, strict=True):
@@ -190,6 +190,11 @@ def _chosen(found: Explanation) -> Iterator[tuple[str, str]]:
             "saving",
             f"{saving:.1%} of the {_words(study)} ({energy_kind(study)}); as the models see it {predicted:.1%}",
         )
+
+
+def _frame(study: Study) -> Iterator[tuple[str, str]]:
+    if len(study.boards) > 1:
+        yield "figures", "as the slowest board would have them, with the energy of the mean one"
 
 
 def _hoped(found: Explanation) -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ import numpy as np
 
 from polythrottle.actuation.actuator import acting_for
 from polythrottle.actuation.wire import error_from, error_line
-from polythrottle.backends import DeviceURI
+from polythrottle.backends.device_uri import DeviceURI, check_uri
 from polythrottle.board.far_side import device_here, own_folder, tell
 from polythrottle.domain.arrivals import Arrivals, Trace
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
@@ -191,6 +191,7 @@ def progress_there(device: str, folder: str) -> Progress:
     """
     from polythrottle.board.link import Place, ask
 
+    check_uri(device)
     uri = DeviceURI.parse(device)
     told = ask(Place.parse(uri.name, uri.options), carried(job_folder.__name__), {"folder": folder})
     return Progress.from_document(told)
@@ -231,15 +232,14 @@ def _asked(
 
 def _lost(where: str, words: str, later: str) -> DeviceError:
     """Return what is said of a lost connection."""
-    last = ""
-    if words:
-        last = f" (its last words: {words})"
+    last = f" (its last words: {words})" if words else ""
     return DeviceError(
         f"the connection to {where} was lost{last}; the board ends the run and puts itself back; {later}"
     )
 
 
 def _check(place: ServingPlace) -> None:
+    check_uri(place.device)
     if DeviceURI.parse(place.device).meter:
         raise InvalidInput("a meter is read here, by another clock than the board's; leave it out over SSH")
     place.check_model()
