@@ -28,6 +28,8 @@ from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.setup import RUNS_ON, device_name, workload_name
 from polythrottle.tuning.study_store import PriorStudies, PriorStudy
 
+_PROFILE = re.compile(r"\.toml(\.bak[0-9]*)?$")
+"""How the file of a profile ends: as it was written, or kept aside."""
 _NAME = re.compile(r"[^/.@][^/@]*/[^/]+")
 
 
@@ -49,6 +51,7 @@ class Tuning:
         risk: Chance that the search might have of breaking a limit; None if that was left to the method.
         older: What became of a profile that was there before, and why; None if there was none to speak of.
         kept: Whether that one stays, so that the answer is in journal and report alone.
+        aside: Where it is kept now, if it gave way but would be missed; None if it is not kept elsewhere.
         unladdered: Why the answer holds no points along load; empty if it does.
         errors: What was spent of its error budget; None if it had none.
         boards: What the answer comes to on each board of several; empty where there was one.
@@ -67,6 +70,7 @@ class Tuning:
     risk: float | None = None
     older: str | None = None
     kept: bool = False
+    aside: Path | None = None
     unladdered: str = ""
     errors: ErrorAccount | None = None
     boards: tuple[BoardAnswer, ...] = ()
@@ -152,6 +156,7 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
         risk=plan.risk,
         older=answer.older,
         kept=answer.kept,
+        aside=answer.aside,
         unladdered=answer.unladdered,
         errors=account,
         boards=boards,
@@ -198,12 +203,12 @@ class _Answer:
     unwritten: str | None = None
     older: str | None = None
     kept: bool = False
+    aside: Path | None = None
     unladdered: str = ""
 
     @classmethod
     def of(cls, study: Study, board: Device, journal: Path, plan: StudyPlan, force: bool) -> "_Answer":
         """Return the answer of a study, written unless a better one is there."""
-        from polythrottle.catalog.tuned_profiles import write_profile
         from polythrottle.tuning.measured_ladder import LadderOffer
 
         try:
@@ -213,12 +218,31 @@ class _Answer:
         offer = LadderOffer.of(study)
         profile = replace(profile, ladder=offer.ladder)
         out = plan.out or usual_path(study.problem)
-        older, kept = _older(study, profile, journal, out, force)
-        if kept:
-            unwritten = None
-        else:
-            unwritten = _refusal(write_profile, profile, out)
-        return cls(profile, None, out if unwritten is None else None, unwritten, older, kept, offer.why)
+        older = _older(study, profile, journal, out)
+        answer = cls(profile, path=out, unladdered=offer.why)
+        if older is None:
+            return answer._written(aside=False)
+        answer = replace(answer, older=older.words, kept=older.keeps and not force)
+        if answer.kept:
+            return answer
+        return answer._written(aside=bool(older.aside))
+
+    def _written(self, aside: bool) -> "_Answer":
+        """Return this answer once its profile is written, the one that was there kept beside it if it is to be."""
+        from polythrottle.catalog.tuned_profiles import set_aside, write_profile
+
+        assert self.profile is not None
+        assert self.path is not None
+        copy = None
+        try:
+            if aside:
+                copy = set_aside(self.path)
+            write_profile(self.profile, self.path)
+        except StorageError as error:
+            if copy is not None:  # the older profile is still in its place
+                copy.unlink(missing_ok=True)
+            return replace(self, path=None, unwritten=str(error), older=None)
+        return replace(self, aside=copy)
 
 
 def _marked(profile: Profile, board: Device) -> Profile:
@@ -227,19 +251,19 @@ def _marked(profile: Profile, board: Device) -> Profile:
     return replace(profile, identity=identity_of(board), workload_knobs=served)
 
 
-def _older(study: Study, profile: Profile, journal: Path, out: Path, force: bool) -> tuple[str | None, bool]:
-    """Return what there is to say of a profile that is there already, and whether it stays."""
+def _older(study: Study, profile: Profile, journal: Path, out: Path) -> Verdict | None:
+    """Return whether a profile that is there already is to stay, and what there is to say of it; None if nothing."""
     from polythrottle.catalog.tuned_profiles import read_profile
 
     if not out.exists():
-        return None, False
+        return None
     try:
         found = read_profile(out)
     except BadFile:
-        return "a file that could not be read as a profile", False
+        return Verdict(False, "a file that could not be read as a profile")
     # Its own answer, from before it was continued: nothing to choose between.
     if found.provenance.get("journal") == str(journal):
-        return None, False
+        return None
     other = None
     if found.identity:
         other = disagreement(found.identity, profile.identity)
@@ -247,8 +271,8 @@ def _older(study: Study, profile: Profile, journal: Path, out: Path, force: bool
         between = verdict(found, study)
     else:
         between = Verdict(False, f"it was for {other}")
-    kept = between.keeps and not force
-    return f"the profile of {found.provenance.get('date', 'before')}: {between.words}", kept
+    told = "; ".join(filter(None, (between.words, between.aside)))
+    return replace(between, words=f"the profile of {found.provenance.get('date', 'before')}: {told}")
 
 
 def find_study(name: str | Path) -> Path:
@@ -271,7 +295,7 @@ def find_study(name: str | Path) -> Path:
     if not text.strip():
         raise InvalidInput("the study's name is empty; name its journal, its profile, or <device>/<workload>")
     if path.is_file():
-        if path.suffix == ".toml":
+        if _PROFILE.search(path.name):
             return _journal_behind(path)
         return path
     if path.suffix == ".jsonl" or not _NAME.fullmatch(text):

@@ -22,11 +22,13 @@ from rich.text import Text
 from typing_extensions import Self
 
 from polythrottle.api.outcome import energy_kind, show_joules, show_point
-from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.backends.device_uri import names_more_than_here
+from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 from polythrottle.domain.measurement import EnergyKind, Measurement
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.domain.units import show, show_name, show_number
+from polythrottle.tuning.file_trust import is_own
 from polythrottle.tuning.remarks import strange_limit
 
 # A progress bar on standard error: drawn on a terminal alone.
@@ -63,9 +65,22 @@ _SHOWN = 10
 _TIE = "\N{NO-BREAK SPACE}"
 
 
-def resume_with(journal: Path) -> str:
-    """Return the command that continues a study."""
-    return f"resume with: polythrottle tune --resume {shlex.quote(str(journal))}"
+def resume_with(journal: Path, device: str | None = None, out: Path | None = None) -> str:
+    """Return the command that continues a study.
+
+    Args:
+        journal: The study's file.
+        device: URI that the user has named; None if it is the journal's.
+        out: Place of the profile that the user has named; None for the usual one, or the journal's.
+    """
+    words = ["polythrottle", "tune", "--resume", str(journal)]
+    # A journal that lies elsewhere names neither by itself; see `checked_plan`.
+    if not is_own(journal):
+        if device is not None and names_more_than_here(device):
+            words += ["--device", device]
+        if out is not None and not is_own(out) and out.resolve().parent != journal.resolve().parent:
+            words += ["--out", str(out.absolute())]
+    return f"resume with: {shlex.join(words)}"
 
 
 class LiveStudy:
@@ -98,8 +113,10 @@ class LiveStudy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
-        # A device that has gone, such as a board whose connection broke, may come back: nothing measured is lost.
-        interrupted = isinstance(error, KeyboardInterrupt) or (isinstance(error, DeviceError) and self._done > 0)
+        # A device that has gone, such as a board whose connection broke, may come back, and a disk that is full be
+        # cleared: nothing measured is lost.
+        broken = isinstance(error, (DeviceError, StorageError)) and self._done > 0
+        interrupted = isinstance(error, KeyboardInterrupt) or broken
         if interrupted and self._journal is not None:
             self._say(self._to_go_on(self._journal))
 

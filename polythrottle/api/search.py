@@ -115,7 +115,8 @@ def tune(
         meter: An external meter whose joules count instead of the device's own
             (`polythrottle.domain.ports.EnergyMeter`, `polythrottle.domain.ports.PowerMeter`).
         window: How long each trial looks.
-        presets: Whether to measure the device's presets for comparison.
+        presets: Whether to measure the device's presets for comparison, after the search; never with a risk, an error
+            budget or several boards.
         journal: The study's file; one under the state folder if None.
         fresh: Start a new study even if an unfinished one is there.
         out: The profile's file; one in the state folder for this device, workload and SLO if None. A profile that is

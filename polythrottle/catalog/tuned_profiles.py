@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -202,6 +204,19 @@ def write_profile(profile: Profile, path: Path) -> None:
     }
     kind = profile.measurement.energy_kind
     replace_file(path, f"{_FIRST} Energy is {kind}.\n{tomli_w.dumps(document)}".encode())
+
+
+def set_aside(path: Path) -> Path:
+    """Keep a copy of a profile beside it that no name finds, and that replaces no other: ``p.toml.bak``; return where.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    names = (f"{path.name}.bak{number if number > 1 else ''}" for number in itertools.count(1))
+    copy = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    # A copy and no link or move: at every moment there is a profile, and file systems of boards' cards have no links.
+    replace_file(copy, read_plain(path, _MOST_BYTES))
+    return copy
 
 
 def read_profile(path: Path) -> Profile:

@@ -186,13 +186,13 @@ def _begun(
     setup: SetupOptions, study: StudyOptions, budget: BudgetOptions, out: Path | None, force: bool, sure: bool
 ) -> "Tuning":
     from polythrottle.api import search
-    from polythrottle.api.progress import LiveStudy
+    from polythrottle.api.progress import LiveStudy, resume_with
 
     confirm = None
     if not sure:
         # On standard error: standard output is the answer's, and may go into a file.
         confirm = partial(typer.confirm, err=True)
-    with LiveStudy(confirm) as live, own_stdout():
+    with LiveStudy(confirm, partial(resume_with, device=setup.device, out=out)) as live, own_stdout():
         return search.tune(
             setup=setup.setup(),
             trials=30 if budget.trials is None else budget.trials,
@@ -210,9 +210,9 @@ def _begun(
 
 def _continued(journal: Path, device: str | None, budget: BudgetOptions, out: Path | None, force: bool) -> "Tuning":
     from polythrottle.api import search
-    from polythrottle.api.progress import LiveStudy
+    from polythrottle.api.progress import LiveStudy, resume_with
 
-    with LiveStudy() as live, own_stdout():
+    with LiveStudy(to_go_on=partial(resume_with, device=device, out=out)) as live, own_stdout():
         return search.resume(journal, device, out=out, force=force, watcher=live, **vars(budget))
 
 

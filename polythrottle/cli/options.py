@@ -296,8 +296,7 @@ class SetupOptions(OptionGroup):
         ),
     ] = None
     queries: Annotated[
-        int | None,
-        typer.Option("--queries", metavar="N", help="Least queries of a trial; 100, simulated 1,000."),
+        int | None, typer.Option("--queries", metavar="N", help="Least queries of a trial; 100, simulated 1,000.")
     ] = None
     arrivals: Annotated[
         str | None,
@@ -374,9 +373,7 @@ class SetupOptions(OptionGroup):
 class BudgetOptions(OptionGroup):
     """What a search may use, and when it ends before."""
 
-    trials: Annotated[int | None, typer.Option("--trials", metavar="N", help="How many points to try at most; 30.")] = (
-        None
-    )
+    trials: Annotated[int | None, typer.Option("--trials", metavar="N", help="Points to try at most; 30.")] = None
     minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="How long to search at most.")] = None
     joules: Annotated[
         float | None, typer.Option("--joules", metavar="J", help="Energy the search may use at most.")
@@ -433,7 +430,9 @@ class StudyOptions(OptionGroup):
         list[str] | None,
         typer.Option("--as-prior", metavar="PROFILE", help="Try a profile's point right after the default; repeats."),
     ] = None
-    presets: Annotated[bool, typer.Option("--presets/--no-presets", help="Measure the device's presets too.")] = True
+    presets: Annotated[
+        bool, typer.Option("--presets/--no-presets", help="Measure presets too; never with --risk or --error-budget.")
+    ] = True
     journal: Annotated[Path | None, typer.Option("--journal", metavar="FILE", help="Where the study is kept.")] = None
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over even if an unfinished study is there.")] = False
 

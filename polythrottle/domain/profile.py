@@ -132,10 +132,13 @@ class Verdict:
     Args:
         keeps: Whether the older.
         words: Why.
+        aside: Why the older is worth keeping beside the newer to which it gives way: it is better, by knobs or levels
+            that the newer study was not to search; empty if it is not.
     """
 
     keeps: bool
     words: str
+    aside: str = ""
 
 
 def verdict(older: Profile, study: Study) -> Verdict:
@@ -157,8 +160,14 @@ def verdict(older: Profile, study: Study) -> Verdict:
     objective = study.problem.objective
     before = objective.of(older.measurement)
     after = objective.of(best.measurement)
+    better = ""
     if before < (1 - WORTHWHILE) * after:
-        return Verdict(True, f"it takes {1 - before / after:.1%} less {objective.words}")
+        better = f"it takes {1 - before / after:.1%} less {objective.words}"
+    if (knobs := _other_knobs(older, study)) is not None:
+        # Whoever narrows a search, by --knobs or a permit, wants its answer, and may want the wider one again.
+        return Verdict(False, f"it was for {knobs}", better)
+    if better:
+        return Verdict(True, better)
     if after < (1 - WORTHWHILE) * before:
         return Verdict(False, f"this one takes {1 - after / before:.1%} less {objective.words}")
     return Verdict(False, f"both are as good within {WORTHWHILE:.0%}, and this one is newer")
@@ -178,16 +187,22 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
     other = next((was or "no SLO" for was, asked in pairs if was != asked), None)
     if other is not None:
         return other
-    if older.device != problem.device and set(older.point) != set(problem.space.names):
-        return f"other knobs: {', '.join(map(show_name, older.point))}"
     # A profile that says nothing of contents is taken at its word.
     if older.provenance.get("content", now["content"]) != now["content"]:
         return "other contents of device or workload"
-    if older.point not in problem.space:
-        return "other knobs or levels"
     if _holds(older.measurement, study):
         return None
     return "other limits"
+
+
+def _other_knobs(older: Profile, study: Study) -> str | None:
+    """Return what an older profile sets that is not in a study's space; None if its point is one of that."""
+    problem = study.problem
+    if older.point in problem.space:
+        return None
+    if older.device != problem.device and set(older.point) != set(problem.space.names):
+        return f"other knobs: {', '.join(map(show_name, older.point))}"
+    return "other knobs or levels"
 
 
 def _holds(measurement: Measurement, study: Study) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -139,7 +140,11 @@ class AppendLog:
             return
 
     def _unwritable(self, err: OSError) -> StorageError:
-        return StorageError(f"{self.path} cannot be written: {err.strerror}; what it held so far is kept")
+        kept = ""
+        # Of a file that was just made, or could not even be, nobody would know what is meant.
+        with contextlib.suppress(OSError):
+            kept = "; what it held so far is kept" * (self.path.stat().st_size > 0)
+        return StorageError(f"{self.path} cannot be written: {err.strerror}{kept}")
 
 
 def whole_lines(data: bytes) -> list[bytes]:

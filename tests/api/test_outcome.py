@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from polythrottle.api import search
-from polythrottle.api.outcome import Tuning
+from polythrottle.api.outcome import Tuning, find_study
+from polythrottle.catalog import tuned_profiles
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
+from polythrottle.domain.errors import StorageError
+from polythrottle.tuning.setup import Setup
 
 BETTER = "gpu_max_hz,latency_s,energy_j\n1300e6,0.01,2\n900e6,0.012,1.0\n600e6,0.015,1.5\n"
 
@@ -54,6 +57,42 @@ def test_the_answer_to_another_question_is_replaced(table: Path, change: dict[st
     other = tuned(trials=1, **change)
     assert (other.older or "").endswith(told)
     assert not other.kept
+
+
+def test_a_better_profile_of_more_knobs_is_kept_beside_that_of_fewer(table: Path) -> None:
+    """The narrower answer takes its name, as was asked for, and one command goes back to the wider one."""
+    table.write_text("gpu_max_hz,mem_hz,latency_s,energy_j\n13e8,2e9,0.01,2\n13e8,1e9,0.01,1.6\n9e8,1e9,0.012,1.0\n")
+    wide = tuned()
+    narrow = search.tune(setup=Setup("replay:t.csv", knobs=("mem_hz",)), slo="mean<=2x", method="grid", out="p.toml")
+    assert (narrow.kept, narrow.profile_path) == (False, wide.profile_path)
+    assert (narrow.older or "").endswith("it was for other knobs or levels; it takes 37.5% less energy per item")
+    assert narrow.aside == Path("p.toml.bak").absolute()
+    assert read_profile(narrow.aside) == wide.profile
+    assert find_study("p.toml.bak") == wide.journal_path
+    again = tuned()
+    assert ((again.older or "").endswith("this one takes 37.5% less energy per item"), again.aside) == (True, None)
+    # Another one is kept beside the first, which may be the better of both.
+    more = search.tune(setup=Setup("replay:t.csv", knobs=("mem_hz",)), slo="mean<=2x", method="grid", out="p.toml")
+    assert more.aside == Path("p.toml.bak2").absolute()
+    assert read_profile(narrow.aside) == wide.profile
+
+
+def test_nothing_is_said_to_be_replaced_where_nothing_could_be_written(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older profile is in its place, and no copy of it is left beside."""
+    table.write_text("gpu_max_hz,mem_hz,latency_s,energy_j\n13e8,2e9,0.01,2\n13e8,1e9,0.01,1.6\n9e8,1e9,0.012,1.0\n")
+    wide = tuned()
+
+    def full(profile: object, path: Path) -> None:
+        raise StorageError(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr(tuned_profiles, "write_profile", full)
+    narrow = search.tune(setup=Setup("replay:t.csv", knobs=("mem_hz",)), slo="mean<=2x", method="grid", out="p.toml")
+    assert (narrow.older, narrow.aside, narrow.profile_path) == (None, None, None)
+    assert len(narrow.unwritten) == 1
+    assert read_profile(Path("p.toml")) == wide.profile
+    assert not list(Path().glob("*.bak*"))
 
 
 def test_a_profile_of_other_contents_is_replaced(table: Path) -> None:

@@ -261,6 +261,26 @@ def test_hope_is_a_point_that_may_hold() -> None:
     assert (product(found.hope.point).power_w or 0.0) < (product(board().default).power_w or 0.0)
 
 
+@pytest.mark.parametrize(
+    ("slo", "expected"),
+    [
+        (("throughput>=200/s",), r"still 4\d\.\d% short"),
+        (("temperature<=25C",), r"still 6\.\d+ °C over"),
+        (("p99<=1ms", "power<=20W"), r"still [\d.]+% over|still \d+ times the limit over"),
+        (("throughput>=200/s", "power<=20W"), "still beyond a limit"),
+    ],
+)
+def test_what_is_hoped_for_is_said_on_its_side_of_the_limit(
+    slo: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A floor is fallen short of, by a share of it; of a temperature nothing is a share."""
+    found = explain(visited(board(), *slo, count=12))
+    assert found.hope is not None
+    found = replace(found, hope=replace(found.hope, measured=False))
+    told = " ".join(printed(found, capsys).split())
+    assert re.search(rf"hope .*: ({expected}) \(predicted\)", told), told
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_too_few_trials_leave_nothing_to_explain(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     """With a few completed trials there is one clear line, and a document that says so."""

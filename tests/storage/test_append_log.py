@@ -51,6 +51,20 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"one\ntwo\n"
 
 
+def test_of_an_empty_file_nothing_is_said_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that was full from the start leaves nothing to go on with."""
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with AppendLog(tmp_path / "log") as log, pytest.raises(StorageError, match=r"No space left on device$"):
+        log.append(b"one")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot be written: Not a directory$|cannot be written: File exists$"):
+        AppendLog(tmp_path / "file" / "log")
+
+
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     """The lock lasts until the first one closes, and closing twice does nothing."""
     first = AppendLog(tmp_path / "log", busy="it is in use")

@@ -190,6 +190,24 @@ def test_a_foreign_file_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "buy milk"
 
 
+@pytest.mark.parametrize("plan", [None, ["trials", 30]])
+def test_a_first_line_without_a_plan_is_a_bad_one_however_it_is_read(tmp_path: Path, plan: object) -> None:
+    """By itself, as a report reads it, it says the same as with the whole study."""
+    path = tmp_path / "a.jsonl"
+    begun(path)
+    first, *others = path.read_text().splitlines()
+    line = {**json.loads(first), "plan": plan}
+    if plan is None:
+        del line["plan"]
+    path.write_text("\n".join([json.dumps(line), *others, ""]))
+    said = []
+    for read_it in (read, journals.heading):
+        with pytest.raises(BadFile, match=r"line 1 is not a line of a journal: .*plan") as bad:
+            read_it(path)
+        said.append(str(bad.value))
+    assert said[0] == said[1]
+
+
 def test_a_torn_first_line_starts_anew(tmp_path: Path) -> None:
     """A study killed while its first line was written leaves nothing worth keeping."""
     path = tmp_path / "a.jsonl"

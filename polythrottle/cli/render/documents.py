@@ -54,6 +54,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "profile": optional(str, tuning.profile_path),
         "profile_kept": tuning.kept,
         "older_profile": tuning.older,
+        "older_profile_kept_as": optional(str, tuning.aside),
         "journal": str(tuning.journal_path),
         "report": optional(str, tuning.report_path),
         "boundary": tuning.boundary,

@@ -17,11 +17,12 @@ from polythrottle.cli.render.documents import trial_document
 from polythrottle.cli.render.text import named_lines
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.metrics import unit_of
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import show, show_excess, show_level, show_name
 from polythrottle.optimize.explain import Effect, End, Explanation, Limit, Price, Share
-from polythrottle.optimize.explain.evidence import EDP, ENERGY, goal
+from polythrottle.optimize.explain.evidence import EDP, ENERGY, goal, shown
 from polythrottle.optimize.explain.explanation import step
 
 _SIDES = {True: "highest", False: "lowest"}
@@ -201,10 +202,30 @@ def _hoped(found: Explanation) -> Iterator[tuple[str, str]]:
     if found.hope is None or found.hope.measured:
         return
     if found.hope.excess > 0:
-        excess = f"still {found.hope.excess:.0%} over"
+        excess = f"still {_missed([limit.constraint for limit in found.limits], found.hope.excess)}"
     else:
         excess = "likelier than not within the limits"
     yield "hope", f"{show_point(found.hope.point)}: {excess} (predicted)"
+
+
+def _missed(constraints: Sequence[Constraint], excess: float) -> str:
+    """Return by how much a point is expected to miss the worst of its limits, and on which side.
+
+    Args:
+        constraints: All limits; which of them is the worst is not known.
+        excess: By what fraction, as the models have it.
+    """
+    sides = {(constraint.beyond, constraint.unit == "c") for constraint in constraints}
+    if len(sides) > 1:
+        return "beyond a limit"
+    ((beyond, degrees),) = sides
+    if degrees:
+        # The models know a temperature on a scale of its own, not as a logarithm.
+        return f"{show(float(shown('temperature', math.log1p(excess))), '°C')} {beyond}"
+    if beyond == "short":
+        # Of what is there, by how much the limit is more: as a share of the limit it is less.
+        excess = excess / (1.0 + excess)
+    return f"{show_excess(excess, 1)} {beyond}"
 
 
 def _holding(found: Explanation) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,9 @@ def print_tuning(tuning: "Tuning") -> None:
     for name, path in written.items():
         if path is not None:  # on a line of its own, unbroken, so that it can be copied
             console.print(Text.assemble((f"{name:<9}", "dim"), str(_near(path))), soft_wrap=True)
+    if tuning.aside is not None and tuning.profile_path is not None:
+        back = shlex.join(["mv", str(_near(tuning.aside)), str(_near(tuning.profile_path))])
+        console.print(Text.assemble((f"{'go back':<9}", "dim"), back), soft_wrap=True)
     next_ = [["explain", str(_near(tuning.journal_path))]]
     device = study.problem.device
     if tuning.profile_path is not None and not device.startswith("replay:"):
@@ -357,6 +360,8 @@ def _older(tuning: "Tuning") -> "Iterator[tuple[str, str]]":
         return
     if tuning.kept:
         yield "kept", f"{tuning.older}; --force replaces it"
+    elif tuning.aside is not None:
+        yield "replaced", f"{tuning.older}, so it is kept as {tuning.aside.name}"
     else:
         yield "replaced", tuning.older
 

@@ -74,9 +74,11 @@ def heading(path: Path) -> Mapping[str, Any]:
         with open(path, "rb") as file:
             line = json.loads(file.readline())
         check_format(line)
+        if line.get("event") == "study":
+            typed(line["plan"], dict, "plan")  # which whoever asks for the first line is after
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadFile(f"{path} line 1 is not a line of a journal: {said(error)}") from error
     if line.get("event") != "study":
         raise BadFile(f"{path} line 1 is not the first line of a journal")
