@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard
 from polythrottle.storage.atomic_file import owned_folder
 from polythrottle.storage.fleet_knowledge import Knowledge, KnowledgeStore, NodeReport, keep, recall
+from polythrottle.storage.json_lines import finite
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.nodes.power_cap_search import Exploring
 from polythrottle.training.elastic.nodes.steered_node import Steerable, SteeredNode, Steps, actuator_there, open_boards
@@ -555,6 +555,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_finite(each) for each in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return value
+    return finite(value) if isinstance(value, float) else value
