@@ -22,7 +22,7 @@ from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.drivers.controls import Control, Setting, span
 from polythrottle.actuation.limits import Limits
 from polythrottle.backends.cpu.cpufreq import MAX as CPU_MAX
-from polythrottle.backends.cpu.cpufreq import Policy
+from polythrottle.backends.cpu.cpufreq import Policy, fastest_hz
 from polythrottle.backends.probe import KIND, Capability, Tree, unavailable, within
 from polythrottle.domain.backports import paired, removeprefix
 from polythrottle.domain.errors import PolythrottleError
@@ -393,8 +393,7 @@ class Clusters:
     @property
     def clock_hz(self) -> int | None:
         """The clock of the fastest cluster, or None if nobody can tell."""
-        clocks = [self._tree.number(folder / "scaling_cur_freq") for folder in self._folders]
-        return max((khz * 1000 for khz in clocks if khz), default=None)
+        return fastest_hz(self._tree, self._folders)
 
     def held_back(self, now_s: float) -> str:
         """Return which cluster runs far below the clock its governor has asked for, and has done so for several looks.
