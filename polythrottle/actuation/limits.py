@@ -155,7 +155,7 @@ def _table(file: Path, kind: str, table: Any) -> dict[str, Bounds]:
 def _bounds(file: Path, where: str, key: str, value: Any) -> tuple[str, Bounds]:
     sides = ("min", "max")
     sound = isinstance(value, dict) and value and set(value) <= set(sides)
-    if not sound or not all(_is_number(each) for each in value.values()):
+    if not sound or not all(is_number(each) for each in value.values()):
         raise BadFile(f"{file}: {where} must have the form {{ min = 300, max = 1200 }}, either may be left out")
     name = to_si(key, 0)[0]
     if name not in KNOBS:
@@ -168,5 +168,6 @@ def _bounds(file: Path, where: str, key: str, value: Any) -> tuple[str, Bounds]:
     return name, (low, high)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value of a file is a number that something can be measured in."""
     return type(value) in (int, float) and abs(value) < _BEYOND  # neither "inf" nor "nan" is below it

@@ -26,13 +26,13 @@ from pathlib import Path
 from polythrottle.daemon.status import FinetuningShown
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import BadFile
+from polythrottle.storage.atomic_file import is_locked
 from polythrottle.training.beside.trainer.job_folder import (
     LOCK,
     TASK,
     JobPosition,
     JobStart,
     Listing,
-    held,
     listing_path,
     newest_place,
     read_begun,
@@ -154,7 +154,7 @@ class TrainerMonitor:
 
     def _seen(self, folder: Path, job: _Job, now_s: float) -> FinetuningShown | None:
         place = newest_place(folder) or JobPosition()
-        lives = held(folder / LOCK)
+        lives = is_locked(folder / LOCK)
         doing = _doing(job, place, lives, _ticks(folder / LOCK) if lives else None, now_s)
         ended_s = place.written_s or job.changed_ns / 1e9
         wall_s = self._wall()

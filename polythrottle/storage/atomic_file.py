@@ -135,6 +135,18 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a living process has locked a file; False where it may not be opened."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Make a folder that is removed at the end; where this process is killed, by the next one that makes one.

@@ -24,6 +24,7 @@ from polythrottle.domain.errors import BadFile
 from polythrottle.domain.problem import BOARDS
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
+from polythrottle.storage.append_log import whole_lines
 from polythrottle.storage.journal import ATTEMPTS, Journal, content, heading, holds_study
 from polythrottle.storage.journal.lines import cost_line, measurement_line
 from polythrottle.storage.journal.reader import Fold
@@ -47,13 +48,13 @@ class BoardNotes:
 
     @classmethod
     def of(cls, data: bytes) -> "BoardNotes":
-        """Return what whole lines say that are known to be a journal's; nothing of a study of one board.
+        """Return what the whole lines of a file say that is known to be a journal; nothing of a study of one board.
 
         Raises:
             BadFile: If a board or a visit is not what it should be.
         """
         notes = cls()
-        for text in data.splitlines():
+        for text in whole_lines(data):
             line = json.loads(text)
             if "visit" in line:
                 notes._take(line)
@@ -79,7 +80,7 @@ def boards_in(data: bytes) -> Mapping[int, str]:
     """Return the board of each trial of a journal, by the trial's number; empty for a study of one board.
 
     Args:
-        data: The whole lines of a file that is known to be a journal.
+        data: Of a file that is known to be a journal.
 
     Raises:
         BadFile: If a board is not what it should be.
@@ -87,7 +88,7 @@ def boards_in(data: bytes) -> Mapping[int, str]:
     # Most journals are of one board, and need not be read line by line to know it.
     if b'"visit"' not in data:
         return {}
-    return BoardNotes.of(data[: data.rfind(b"\n") + 1]).boards
+    return BoardNotes.of(data).boards
 
 
 def boards_of(path: Path) -> Mapping[int, str]:
@@ -121,8 +122,7 @@ class BoardsJournal(Journal):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        data = self._log.content()
-        self._notes = BoardNotes.of(data[: data.rfind(b"\n") + 1])
+        self._notes = BoardNotes.of(self._log.content())
         # Nobody runs them any more: the lock on the file is this process's.
         lost = [point for point, _ in self._notes.running.values()]
         self._notes.running.clear()

@@ -52,14 +52,14 @@ def decode(line: bytes, deepest: int = _DEEPEST) -> dict[str, Any]:
         message = json.loads(
             line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite
         )
-        depth = _depth(message)
+        too_deep = depth(message) > deepest
     except RecursionError:
         raise InvalidInput("that is no message: it is nested too deep") from None
     except ValueError as err:
         raise InvalidInput(f"that is no message: {str(err)[:120]}") from None
     if not isinstance(message, dict):
         raise InvalidInput("that is no message: a JSON object was expected")
-    if depth > deepest:
+    if too_deep:
         raise InvalidInput(f"that is no message: it is nested deeper than {deepest}")
     return message
 
@@ -82,7 +82,8 @@ def _finite(text: str) -> float:
     return _no_number(text[:20])
 
 
-def _depth(value: Any) -> int:
+def depth(value: Any) -> int:
+    """Return how many objects and lists lie in each other; a RecursionError where it cannot be counted."""
     inner: Collection[Any]
     if isinstance(value, dict):
         inner = value.values()
@@ -90,7 +91,7 @@ def _depth(value: Any) -> int:
         inner = value
     else:
         return 0
-    return 1 + max(map(_depth, inner), default=0)
+    return 1 + max(map(depth, inner), default=0)
 
 
 class Channel:

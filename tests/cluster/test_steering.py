@@ -85,6 +85,6 @@ def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, p
     assert (slow["limit_w"], slow["trouble"]) == (None, None)
     assert rows["n1"]["own_s"] < rows["n2"]["own_s"] <= rows["n1"]["step_s"] * 1.1
     assert [event["limit_w"] for event in seen if event["event"] == "cap"] == [200.0]
-    assert len(list(paces.glob("polythrottle-pace-*"))) == 1  # who is killed clears nothing away
+    assert len(list(paces.glob("polythrottle-own-*"))) == 1  # who is killed clears nothing away
     known = {path.stem for path in (tmp_path / "store" / "knowledge").rglob("*.json")}
     assert known == {"former", "n1", "n2"}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from polythrottle.training.elastic.events import EventLog, JobProgress, is_kept, keeper, origin_of, replayed
+from polythrottle.storage.atomic_file import is_locked
+from polythrottle.training.elastic.events import EVENTS, EventLog, JobProgress, keeper, origin_of, replayed
 
 
 def an(event: str, at_s: float, **more: Any) -> dict[str, Any]:
@@ -76,13 +77,13 @@ def test_successors_are_counted_with_overlap_and_interruption() -> None:
 
 def test_whether_somebody_keeps_a_job_can_be_asked_without_disturbing_it(tmp_path: Path) -> None:
     """True while a journal is open, and never because a file is there."""
-    assert not is_kept(tmp_path)
+    assert not is_locked(tmp_path / EVENTS)
     journal = EventLog(tmp_path)
     journal.append({"event": "one"})
-    assert is_kept(tmp_path)
+    assert is_locked(tmp_path / EVENTS)
     journal.append({"event": "two"})
     journal.close()
-    assert not is_kept(tmp_path)
+    assert not is_locked(tmp_path / EVENTS)
     assert keeper(tmp_path) is None
 
 

@@ -1,6 +1,5 @@
 """How fast a node's workers are, and how its agent hears of it."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.elastic.worker.process import (
     Pace,
     Tally,
-    own_folder,
     pace_of,
     read_pace,
     write_pace,
@@ -68,20 +66,3 @@ def test_a_document_that_is_no_pace_is_refused(wrong: dict[str, object]) -> None
     assert pace_of(pace().document()) == pace()
     with pytest.raises(InvalidInput):
         pace_of(pace().document() | wrong)
-
-
-def test_what_killed_agents_leave_is_cleared_away_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder whose agent is alive, is somebody else's or is no such folder stays."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "other").mkdir()
-    killed, lock = own_folder()
-    os.close(lock)  # as the kernel does
-    alive, kept = own_folder()
-    assert not killed.exists()
-    bare = tmp_path / f"{alive.name.rpartition('-')[0]}-bare"
-    bare.mkdir()
-    newest, last = own_folder()
-    assert {path.name for path in tmp_path.iterdir()} == {"other", alive.name, bare.name, newest.name}
-    assert newest.stat().st_mode & 0o777 == 0o700
-    for each in (kept, last):
-        os.close(each)

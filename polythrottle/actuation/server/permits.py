@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Tuple, Union
 
-from polythrottle.actuation.limits import KNOBS
+from polythrottle.actuation.limits import KNOBS, is_number
 from polythrottle.actuation.server.unix_socket import Peer, group_id, user_id
 from polythrottle.actuation.state.site import contents
 from polythrottle.domain.errors import BadFile, StorageError
@@ -215,12 +215,8 @@ def _span(where: str, key: str, value: Any) -> tuple[str, Span]:
         return name, ()
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return name, tuple(value)
-    if isinstance(value, list) and len(value) == 2 and all(_is_number(each) for each in value):
+    if isinstance(value, list) and len(value) == 2 and all(is_number(each) for each in value):
         low, high = (float(to_si(key, each)[1]) for each in value)
         if low <= high:
             return name, (low, high)
     raise BadFile(f"{where}: {key} must be [lowest, highest], a list of names, or true")
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e15  # neither "inf" nor "nan" is below it

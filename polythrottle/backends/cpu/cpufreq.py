@@ -179,6 +179,12 @@ class Policies:
         return writes
 
 
+def fastest_hz(tree: Tree, folders: Iterable[Path]) -> int | None:
+    """Return the clock of the fastest policy, or None if nobody can tell."""
+    clocks_khz = [tree.number(folder / "scaling_cur_freq") for folder in folders]
+    return max((khz * 1000 for khz in clocks_khz if khz), default=None)
+
+
 def refusal(tree: Tree, paths: Iterable[Path]) -> str | None:
     """Return why one of these files may not be written, or None if all may."""
     for path in paths:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from polythrottle.actuation import Controls, Limits, SystemControls
 from polythrottle.actuation.actuator import ActuatedDevice, Actuator
 from polythrottle.actuation.drivers.controls import text_of, trust
-from polythrottle.backends.cpu.cpufreq import EPP, MAX, MIN, Policies, Preference
+from polythrottle.backends.cpu.cpufreq import EPP, MAX, MIN, Policies, Preference, fastest_hz
 from polythrottle.backends.cpu.energy import PERMISSION, PowercapZone, Zones, energy_source, probed
 from polythrottle.backends.probe import Capability, Tree
 from polythrottle.domain.clock import Clock, SystemClock
@@ -68,17 +68,6 @@ class Sensors:
         degrees = [milli / 1000 for milli in found if milli is not None]
         # A switched-off sensor reads far outside what silicon survives.
         return max((each for each in degrees if -40 < each < 150), default=None)
-
-    def clocks_hz(self, policies: tuple[Path, ...]) -> dict[str, int]:
-        """Return the clock of the fastest core.
-
-        Args:
-            policies: The cpufreq folders.
-        """
-        clocks_khz = [self._tree.number(folder / "scaling_cur_freq") for folder in policies]
-        if clocks := [khz for khz in clocks_khz if khz]:
-            return {"cpu": max(clocks) * 1000}
-        return {}
 
     @property
     def throttled(self) -> bool:
@@ -398,7 +387,8 @@ class CpuDevice(ActuatedDevice):
         Raises:
             DeviceError: If an energy counter has become unreadable.
         """
-        clocks_hz = self._sensors.clocks_hz(self._policies.folders)
+        clock_hz = fastest_hz(self._tree, self._policies.folders)
+        clocks_hz = {} if clock_hz is None else {"cpu": clock_hz}
         throttled = self._sensors.throttled
         return Reading(self.clock.now(), self._energy.total_j(), self._sensors.temperature_c, clocks_hz, throttled)
 

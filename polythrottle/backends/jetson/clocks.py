@@ -21,6 +21,8 @@ from pathlib import Path
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.drivers.controls import Control, Setting, span
 from polythrottle.actuation.limits import Limits
+from polythrottle.backends.cpu.cpufreq import MAX as CPU_MAX
+from polythrottle.backends.cpu.cpufreq import Policy, fastest_hz
 from polythrottle.backends.probe import KIND, Capability, Tree, unavailable, within
 from polythrottle.domain.backports import paired, removeprefix
 from polythrottle.domain.errors import PolythrottleError
@@ -299,7 +301,6 @@ class GpuGovernor:
         self._actuator.apply([Setting(self._files[name], self._texts[name][point[name]]) for name in named])
 
 
-CPU_MAX = "cpu_max_hz"
 CORES = "cpu_cores"
 _CPU = "sys/devices/system/cpu"
 _SLACK = 1.05  # some drivers count cycles over a moment instead of telling the clock that was set
@@ -314,35 +315,14 @@ _CPU_PINNED = (
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Cores that share a clock.
+class Cluster(Policy):
+    """A policy whose floor is written only as it was found, after a power mode has rewritten it.
 
     Args:
-        folder: Of its cpufreq policy.
         cores: Their numbers.
-        levels_khz: The clocks between the limits found, ascending.
-        low_khz: The lower limit found.
     """
 
-    folder: Path
     cores: frozenset[int]
-    levels_khz: tuple[int, ...]
-    low_khz: int
-
-    @property
-    def max_file(self) -> str:
-        """The file of its upper limit."""
-        return str(self.folder / "scaling_max_freq")
-
-    def cap_khz(self, limit_hz: int) -> int:
-        """Return the highest level not above a limit, or the lowest there is."""
-        return max((khz for khz in self.levels_khz if khz * 1000 <= limit_hz), default=self.levels_khz[0])
-
-    @property
-    def controls(self) -> Iterator[Control]:
-        """What may be written; the minimum only as it was found, after a power mode has rewritten it."""
-        yield Control(self.max_file, frozenset(map(str, self.levels_khz)))
-        yield Control(str(self.folder / "scaling_min_freq"), frozenset({str(self.low_khz)}))
 
 
 class Clusters:
@@ -392,11 +372,11 @@ class Clusters:
                 clusters.append(self._cluster(folder, limits))
             except (PolythrottleError, ValueError) as err:
                 return (), unavailable([CPU_MAX], f"the limits in {folder} cannot be read: {err}")[0]
-        levels = sorted({khz * 1000 for cluster in clusters for khz in cluster.levels_khz})
-        if len(levels) == 1 and all(cluster.levels_khz for cluster in clusters):
+        levels = sorted({khz * 1000 for cluster in clusters for khz in cluster.caps_khz})
+        if len(levels) == 1 and all(cluster.caps_khz for cluster in clusters):
             held = f"its limits were found equal, at {levels[0] / 1e6:.10g} MHz, so that there is nothing to choose"
             return tuple(clusters), unavailable([CPU_MAX], held, _CPU_PINNED)[0]
-        if not all(cluster.levels_khz for cluster in clusters) or len(levels) < 2:
+        if not all(cluster.caps_khz for cluster in clusters) or len(levels) < 2:
             return (), unavailable([CPU_MAX], "no clocks to choose from lie within the limits found and allowed")[0]
         return tuple(clusters), Capability(CPU_MAX, tuple(levels), levels[-1])
 
@@ -408,13 +388,12 @@ class Clusters:
         levels_hz = within(CPU_MAX, (khz * 1000 for khz in table), low * 1000, high * 1000, limits)
         words = (self._tree.text(folder / "related_cpus") or "").split() or [removeprefix(folder.name, "policy")]
         cores = frozenset(int(word) for word in words)
-        return Cluster(folder, cores, tuple(hz // 1000 for hz in levels_hz), low)
+        return Cluster(folder, tuple(hz // 1000 for hz in levels_hz), (low,), cores)
 
     @property
     def clock_hz(self) -> int | None:
         """The clock of the fastest cluster, or None if nobody can tell."""
-        clocks = [self._tree.number(folder / "scaling_cur_freq") for folder in self._folders]
-        return max((khz * 1000 for khz in clocks if khz), default=None)
+        return fastest_hz(self._tree, self._folders)
 
     def held_back(self, now_s: float) -> str:
         """Return which cluster runs far below the clock its governor has asked for, and has done so for several looks.

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.limits import Limits
+from polythrottle.backends.cpu.cpufreq import MAX as CPU_MAX
 from polythrottle.backends.jetson.clocks import (
     CORES,
-    CPU_MAX,
     GOVERNOR_KNOBS,
     GPU_MAX,
     GPU_MIN,

@@ -46,10 +46,9 @@ from polythrottle.backends.nvml.knobs import (
     OFFSET_KNOBS,
     POWER_KNOB,
     PROFILE_KNOB,
+    DialledDevice,
     Dials,
     probe,
-    searched_knobs,
-    space_of,
 )
 from polythrottle.backends.power import BackgroundSampler
 from polythrottle.domain.clock import Clock, SystemClock
@@ -57,13 +56,12 @@ from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
     KnobAbsent,
-    KnobRejected,
     PermissionDenied,
     UnknownName,
 )
-from polythrottle.domain.measurement import EnergyKind, Reading
-from polythrottle.domain.ports import Finding, Offer
-from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.measurement import Reading
+from polythrottle.domain.ports import Finding
+from polythrottle.domain.space import Level, OperatingPoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +84,7 @@ class _Survey:
     clocks_hz: Mapping[str, int]
 
 
-class NvmlDevice(ActuatedDevice):
+class NvmlDevice(DialledDevice, ActuatedDevice):
     """One NVIDIA GPU, by its UUID.
 
     Its knobs are ``gpu_max_hz``, the highest graphics clock it may run at, held by a lock from the lowest clock there
@@ -105,7 +103,7 @@ class NvmlDevice(ActuatedDevice):
         name: An index at this moment, a UUID, or nothing where there is only one GPU.
         scope: Whose joules: ``gpu``, or on a Grace superchip ``module``.
         hz: How often a second it is looked at in the background.
-        knobs: Which knobs to search, with all their levels; the choice of `space_of` if None.
+        knobs: Which knobs to search, with all their levels; the choice of `space` if None.
         clock: For readings and waiting.
         state: Folder for the originals; the user's state folder by default.
         limits: The administrator's; read from their file by default.
@@ -215,11 +213,6 @@ class NvmlDevice(ActuatedDevice):
             return ("/proc/driver/nvidia/version", gpu)
         return ("/proc/driver/nvidia/version",)
 
-    @property
-    def energy_kind(self) -> EnergyKind:
-        """Measured, by the GPU's own sensors."""
-        return EnergyKind.MEASURED
-
     @cached_property
     def boundary(self) -> str:
         """What the joules cover and which readings they are made of."""
@@ -246,11 +239,6 @@ class NvmlDevice(ActuatedDevice):
             return f"{source.made_of}{sampled}: {either}; the host excluded{fixed}"
         return f"{source.made_of}{sampled}: the whole GPU with its memory; {beside}the host excluded{fixed}"
 
-    @property
-    def presets(self) -> Mapping[str, OperatingPoint]:
-        """None: a card comes without named points."""
-        return {}
-
     @cached_property
     def dials(self) -> Dials:
         """Every knob, with its levels or the reason it is off."""
@@ -258,28 +246,11 @@ class NvmlDevice(ActuatedDevice):
         with self._library:
             return probe(self._gpu, limits, self._actuator.original)
 
-    @cached_property
-    def space(self) -> SearchSpace:
-        """The points to search, and among them the one the GPU was found at."""
-        return space_of(self.dials, self._searched, self.title, self._hint)
-
     @property
     def _hint(self) -> str:
         if isinstance(self._energy, str):
             return ""
         return "; it can be measured all the same"
-
-    @cached_property
-    def _default(self) -> OperatingPoint:
-        names = searched_knobs(self.dials, self._searched, self.title, self._hint)
-        return OperatingPoint({name: self.dials.knobs[name].found for name in names})
-
-    def offers(self) -> tuple[Offer, ...]:
-        """Return every knob that is on."""
-        knobs = (
-            (Knob(each.name, tuple(each.texts), label=each.name == PROFILE_KNOB), each.found) for each in self.dials.on
-        )
-        return tuple(Offer(knob, found, knob.name in self._default) for knob, found in knobs)
 
     def altered(self) -> tuple[str, ...]:
         """Return the knobs that no longer hold what was applied last; of a locked clock nobody can tell.
@@ -316,9 +287,7 @@ class NvmlDevice(ActuatedDevice):
             DeviceError: If the device was not entered or is gone.
             StorageError: If the originals cannot be saved; nothing is written then.
         """
-        wanted = self._default.moved(point)
-        if problem := self.dials.refusal(wanted):
-            raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
+        wanted = self._wanted(point)
         settings = self._needed(wanted)
         if settings and not self._privileged:
             raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from polythrottle.actuation import Difference, restore_all
 from polythrottle.actuation.drivers.nvml import Library
 from polythrottle.backends.nvml.device import NvmlDevice
-from polythrottle.backends.nvml.knobs import PROFILE_KNOB, Dials, searched_knobs, space_of
+from polythrottle.backends.nvml.knobs import DialledDevice, Dials
 from polythrottle.backends.nvml.members import (
     check_name,
     chosen,
@@ -42,9 +42,9 @@ from polythrottle.domain.errors import (
     PolythrottleError,
     StorageError,
 )
-from polythrottle.domain.measurement import EnergyKind, Reading
-from polythrottle.domain.ports import Finding, Offer
-from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.measurement import Reading
+from polythrottle.domain.ports import Finding
+from polythrottle.domain.space import OperatingPoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,7 +82,7 @@ def open_nvml(
     return NvmlGroup(members, list(labels.values()), knobs)
 
 
-class NvmlGroup:
+class NvmlGroup(DialledDevice):
     """Several GPUs as one device: every level is set on all of them at once, or on none.
 
     Its knobs and levels are those that all of them have. A power limit is that of each GPU. Joules are the sum, the
@@ -94,7 +94,7 @@ class NvmlGroup:
     Args:
         members: The GPUs, two at least.
         labels: What messages call each.
-        knobs: Which knobs to search, with all their levels; the choice of `space_of` if None.
+        knobs: Which knobs to search, with all their levels; the choice of `space` if None.
         state: Folder for the originals, as the members have it; the user's state folder by default.
 
     Raises:
@@ -153,11 +153,6 @@ class NvmlGroup:
         """The files that tell of the GPUs."""
         return tuple(dict.fromkeys(path for each in self.members for path in each.files))
 
-    @property
-    def energy_kind(self) -> EnergyKind:
-        """Measured, by the GPUs' own sensors."""
-        return EnergyKind.MEASURED
-
     @cached_property
     def boundary(self) -> str:
         """What the joules cover."""
@@ -165,11 +160,6 @@ class NvmlGroup:
         alike = set(texts.values())
         told = f"each {alike.pop()}" if len(alike) == 1 else joined(texts)
         return f"the sum of {len(self.members)} GPUs: {told}"
-
-    @property
-    def presets(self) -> Mapping[str, OperatingPoint]:
-        """None: cards come without named points."""
-        return {}
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -184,27 +174,6 @@ class NvmlGroup:
     def dials(self) -> Dials:
         """Every knob, with the levels that all the GPUs have or the reason it is off."""
         return common(self._every)
-
-    @cached_property
-    def space(self) -> SearchSpace:
-        """The points to search."""
-        return space_of(self.dials, self._searched, self.title)
-
-    @cached_property
-    def _default(self) -> OperatingPoint:
-        names = searched_knobs(self.dials, self._searched, self.title)
-        return OperatingPoint({name: self.dials.knobs[name].found for name in names})
-
-    def offers(self) -> tuple[Offer, ...]:
-        """Return every knob that is on for all."""
-        return tuple(
-            Offer(
-                Knob(dial.name, tuple(dial.texts), label=dial.name == PROFILE_KNOB),
-                dial.found,
-                dial.name in self._default,
-            )
-            for dial in self.dials.on
-        )
 
     def altered(self) -> tuple[str, ...]:
         """Return the knobs that no longer hold on one of the GPUs what was applied last.
@@ -260,9 +229,7 @@ class NvmlGroup:
             DeviceError: If the group was not entered or a GPU is gone.
             StorageError: If the originals cannot be saved.
         """
-        wanted = self._default.moved(point)
-        if problem := self.dials.refusal(wanted):
-            raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
+        wanted = self._wanted(point)
         try:
             self._together(lambda each: each.apply(wanted))
         except PolythrottleError as err:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from types import MappingProxyType
 
@@ -29,7 +30,9 @@ from polythrottle.actuation.limits import Limits
 from polythrottle.backends.nvml.gpu import AMPERE, VOLTA, Gpu
 from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
-from polythrottle.domain.space import Knob, Level, SearchSpace
+from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.ports import Offer
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.units import no_level, unknown_knob
 
 # What can be set on a GPU: its knobs, their levels, and how each level is written.
@@ -138,49 +141,90 @@ _SAME_SHARE = 0.94
 state P2, which holds memory a level below its highest, 10251 of 10501 MHz or 7601 of 8001."""
 
 
-def space_of(dials: Dials, names: Sequence[str] | None, title: str, hint: str = "") -> SearchSpace:
-    """Return the points to search.
+class DialledDevice:
+    """One GPU, or a group of them: its dials as knobs, of which some are searched."""
 
-    By default those of both clocks and of the power limit: every graphics clock if they are no more than 50 at a memory
-    clock, else every second, third, … counted down from the highest; and the memory clocks that serve.
+    _searched: Sequence[str] | None
 
-    Args:
-        dials: The GPU's knobs.
-        names: The knobs to search instead, with all their levels.
-        title: The GPU's name, for messages.
-        hint: What to say besides where a knob is off.
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        raise NotImplementedError
 
-    Raises:
-        UnknownName: If there is no such knob.
-        DeviceError: If it is off; says why.
-        InvalidInput: If one is named twice.
-    """
-    chosen = searched_knobs(dials, names, title, hint)
-    space = _clocks(dials, [name for name in chosen if name in (GPU_KNOB, MEM_KNOB)], thin=names is None)
-    for name in _ALONE:
-        if name in chosen:
-            space = space * _single(dials.knobs[name])
-    return space
+    @property
+    def dials(self) -> Dials:
+        """Every knob, with its levels or the reason it is off."""
+        raise NotImplementedError
 
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """Measured, by the GPUs' own sensors."""
+        return EnergyKind.MEASURED
 
-def searched_knobs(dials: Dials, names: Sequence[str] | None, title: str, hint: str = "") -> list[str]:
-    """Return the knobs that are searched; arguments and errors as those of `space_of`."""
-    if names is not None:
-        return _checked(dials, names, title, hint)
-    return [name for name in (GPU_KNOB, MEM_KNOB, POWER_KNOB) if len(_levels(dials, name, thin=True)) > 1]
+    @property
+    def presets(self) -> Mapping[str, OperatingPoint]:
+        """None: cards come without named points."""
+        return {}
 
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The points to search, and among them the one that was found.
 
-def _checked(dials: Dials, names: Sequence[str], title: str, hint: str) -> list[str]:
-    if len(set(names)) != len(names):
-        raise InvalidInput(f"a knob is named twice in {', '.join(names)}")
-    for name in names:
-        if name not in dials.knobs:
-            raise unknown_knob(name, dials.knobs)
-        if dials.knobs[name].off:
-            raise DeviceError(f"{name} cannot be set on {title}: {dials.knobs[name].off}{hint}")
-    if {MEM_KNOB, MEM_OFFSET_KNOB} <= set(names):
-        raise InvalidInput("a memory clock that is locked takes no offset; search mem_mhz or mem_offset_mhz, not both")
-    return list(names)
+        By default those of both clocks and of the power limit: every graphics clock if they are no more than 50 at a
+        memory clock, else every second, third, … counted down from the highest; and the memory clocks that serve.
+
+        Raises:
+            UnknownName: If a knob to search is none.
+            DeviceError: If it is off; says why.
+            InvalidInput: If one is named twice.
+        """
+        clocks = [name for name in self._names if name in (GPU_KNOB, MEM_KNOB)]
+        space = _clocks(self.dials, clocks, thin=self._searched is None)
+        for name in _ALONE:
+            if name in self._names:
+                space = space * _single(self.dials.knobs[name])
+        return space
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        """Of the knobs that are searched; errors as of `space`."""
+        names = self._searched
+        if names is None:
+            return [name for name in (GPU_KNOB, MEM_KNOB, POWER_KNOB) if len(_levels(self.dials, name, thin=True)) > 1]
+        if len(set(names)) != len(names):
+            raise InvalidInput(f"a knob is named twice in {', '.join(names)}")
+        for name in names:
+            if name not in self.dials.knobs:
+                raise unknown_knob(name, self.dials.knobs)
+            if off := self.dials.knobs[name].off:
+                raise DeviceError(f"{name} cannot be set on {self.title}: {off}{self._hint}")
+        if {MEM_KNOB, MEM_OFFSET_KNOB} <= set(names):
+            words = "a memory clock that is locked takes no offset; search mem_mhz or mem_offset_mhz, not both"
+            raise InvalidInput(words)
+        return names
+
+    @property
+    def _hint(self) -> str:
+        """What to say besides where a knob is off."""
+        return ""
+
+    @cached_property
+    def _default(self) -> OperatingPoint:
+        return OperatingPoint({name: self.dials.knobs[name].found for name in self._names})
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob that is on."""
+        knobs = (
+            (Knob(each.name, tuple(each.texts), label=each.name == PROFILE_KNOB), each.found) for each in self.dials.on
+        )
+        return tuple(Offer(knob, found, knob.name in self._default) for knob, found in knobs)
+
+    def _wanted(self, point: OperatingPoint) -> OperatingPoint:
+        """Return the levels that a point means, those it leaves out at their default; a KnobRejected if it has none."""
+        wanted = self._default.moved(point)
+        if problem := self.dials.refusal(wanted):
+            raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
+        return wanted
 
 
 def _single(dial: Dial) -> SearchSpace:

@@ -32,6 +32,7 @@ from polythrottle.domain.errors import (
     UnknownName,
 )
 from polythrottle.domain.units import is_finite
+from polythrottle.storage.json_lines import depth, finite
 from polythrottle.storage.untrusted import printable
 
 # From values to JSON and to what JSON looks like: one way for every answer.
@@ -53,9 +54,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return None
+        return finite(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     return str(value)
@@ -495,7 +494,7 @@ async def read_body(request: Request, schema: Schema) -> dict[str, Any]:
     try:
         # Python's json takes NaN and Infinity, which JSON has not.
         document = json.loads(data or b"{}", parse_constant=_no_number)
-        if _depth(document) > _DEEPEST:
+        if depth(document) > _DEEPEST:
             raise ValueError("nested too deep")
     except (ValueError, RecursionError):
         raise Refusal(400, InvalidInput, "the body is no JSON document") from None
@@ -581,20 +580,3 @@ def _checked(document: Any, schema: Schema, where: str) -> None:
 
 def _no_number(name: str) -> float:
     raise ValueError(name)
-
-
-def _depth(document: Any) -> float:
-    deepest = 0
-    level = [document]
-    while level and deepest <= _DEEPEST:
-        deepest += 1
-        level = [each for outer in level if isinstance(outer, (dict, list)) for each in _inside(outer)]
-    if not level:
-        return deepest
-    return math.inf
-
-
-def _inside(outer: dict[str, Any] | list[Any]) -> list[Any]:
-    if isinstance(outer, dict):
-        return list(outer.values())
-    return outer

@@ -13,6 +13,7 @@ from polythrottle.domain.errors import BadFile, PolythrottleError
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Reference, Study, Trial, TrialState
+from polythrottle.storage.append_log import whole_lines
 from polythrottle.storage.journal.lines import (
     check_format,
     cost_from,
@@ -248,13 +249,12 @@ def folded(path: Path, data: bytes) -> tuple[int, Fold]:
     Raises:
         BadFile: If a whole line does not fit; names it.
     """
-    whole = data.rfind(b"\n") + 1
     fold = Fold()
-    for number, text in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+    for number, text in enumerate(whole_lines(data), start=1):
         try:
             line = json.loads(text)
             check_format(line)
             fold.take(line)
         except (*MALFORMED, zlib.error, PolythrottleError) as error:
             raise BadFile(f"{path} line {number} is not a line of a journal: {said(error)}") from error
-    return whole, fold
+    return data.rfind(b"\n") + 1, fold

@@ -4,7 +4,6 @@ Of messages there is one type per verb, and every field is checked before anythi
 from them follows where the job stands now.
 """
 
-import fcntl
 import json
 import math
 from abc import abstractmethod
@@ -345,18 +344,6 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             raise BadFile(f"{path} line {number} is no event of a job") from err
         records.append(line)
     return records
-
-
-def is_kept(folder: Path) -> bool:
-    """Return whether a living controller keeps the job in a folder."""
-    try:
-        with (folder / EVENTS).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def keeper(folder: Path) -> int | None:

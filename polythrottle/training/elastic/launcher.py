@@ -15,6 +15,7 @@ from typing import Any
 
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, ClaimFailed, InvalidInput, PolythrottleError, StorageError, UnknownName
+from polythrottle.storage.atomic_file import is_locked
 from polythrottle.storage.object_store import Holding, Store
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import is_loopback
@@ -35,7 +36,7 @@ from polythrottle.training.elastic.controller import (
     progress_document,
 )
 from polythrottle.training.elastic.engines import STOP_S, Engine, job_line
-from polythrottle.training.elastic.events import EVENTS, JOB, is_kept, keeper, read_events, replayed
+from polythrottle.training.elastic.events import EVENTS, JOB, keeper, read_events, replayed
 from polythrottle.training.elastic.membership import EventKind, Phase, Rules, restored
 from polythrottle.training.elastic.nodes.job_monitor import Watched, overseen
 
@@ -412,7 +413,7 @@ def refuse_taken(job: Job) -> None:
         InvalidInput: If it has finished.
         StorageError: If another controller works on it.
     """
-    if is_kept(job.folder):
+    if is_locked(job.folder / EVENTS):
         raise StorageError(
             f"another controller (process {keeper(job.folder)}) works on job {job.name}, which goes on undisturbed; "
             f"see polythrottle cluster status {job.name}, or give another --job"

@@ -5,7 +5,6 @@ Files are whole or not there: checkpoints have a checksum, and the served model 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage import tables
-from polythrottle.storage.atomic_file import replace_file
+from polythrottle.storage.atomic_file import is_locked, replace_file
 from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.checkpoints import (
@@ -516,7 +515,7 @@ def read_progress(folder: Path) -> Progress:
         samples = len(Listing.load(folder, place.listing).split(begun.task.held_out)[0])
     else:
         samples = None
-    runs = held(folder / LOCK)
+    runs = is_locked(folder / LOCK)
     return Progress(begun.task, begun.classes, place, samples, runs, read_validation(folder), damaged)
 
 
@@ -555,21 +554,6 @@ def read_begun(folder: Path) -> JobStart | None:
         return JobStart(Task.from_document(document["task"]), classes, tuple(int(size) for size in document["shape"]))
     except (*MALFORMED, InvalidInput) as err:
         raise BadFile(f"{folder / TASK} is damaged") from err
-
-
-def held(lock: Path) -> bool:
-    """Return whether a trainer holds the lock of a job's folder; False where it may not be opened."""
-    try:
-        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 # On a board over SSH: one question of the desk, in a Python without packages.

@@ -6,18 +6,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard
+from polythrottle.storage.atomic_file import owned_folder
 from polythrottle.storage.fleet_knowledge import Knowledge, KnowledgeStore, NodeReport, keep, recall
+from polythrottle.storage.json_lines import finite
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.nodes.power_cap_search import Exploring
 from polythrottle.training.elastic.nodes.steered_node import Steerable, SteeredNode, Steps, actuator_there, open_boards
-from polythrottle.training.elastic.worker.process import Pace, Tally, own_folder, read_pace
+from polythrottle.training.elastic.worker.process import Pace, Tally, read_pace
 
 AGAIN_S = 60.0
 """How often at most what a node says of caps it has told of is written again: stores take money for writing."""
@@ -418,7 +419,7 @@ class PowerController:
         self._store = ""
         self._alive: int | None = None
         if folder is None:
-            folder, self._alive = own_folder()
+            folder, self._alive = owned_folder()
         self.paces = folder
         self.steered: SteeredBoards | None = None
         self._trouble = ""
@@ -554,6 +555,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_finite(each) for each in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return value
+    return finite(value) if isinstance(value, float) else value

@@ -5,17 +5,14 @@ exit code, last words, memory.
 """
 
 import atexit
-import fcntl
 import json
 import multiprocessing
 import os
 import re
 import runpy
 import select
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -329,9 +326,6 @@ def _found(path: Path, pattern: str) -> str | None:
 FOLDER = "POLYTHROTTLE_CLUSTER_PACE"
 """The environment variable with the folder of a node's paces, which its agent gives its workers."""
 
-_PREFIX = "polythrottle-pace-"
-_LOCK = "lock"
-
 
 @dataclass(frozen=True)
 class Tally:
@@ -418,33 +412,6 @@ def pace_of(document: Mapping[str, Any]) -> Pace:
         return Pace(generation, network, share, batch, left, tally, cold)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise InvalidInput(f"no pace of a worker: it lacks or garbles {error}") from error
-
-
-def own_folder() -> tuple[Path, int]:
-    """Return a new folder for the paces of a node, and the handle of the lock that says its agent is alive.
-
-    What agents that were killed have left behind is cleared away.
-    """
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        _clear(path)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
-
-
-def _clear(folder: Path) -> None:
-    """Remove a folder of this user's whose agent is gone: the kernel has dropped its lock."""
-    with suppress(OSError):
-        # /tmp is everybody's: another user could have put a folder of this name there.
-        if folder.lstat().st_uid != os.geteuid():
-            return
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
 
 
 def write_pace(folder: Path, worker: int, pace: Pace) -> None:
