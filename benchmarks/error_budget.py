@@ -1,26 +1,36 @@
 """Whether searches with an error budget ever overdraw it, and what share of the saving they find all the same.
 
     python benchmarks/error_budget.py [--runs 500] [--method random] [--budget 0.1%]
+    PYTHONPATH=tests python benchmarks/error_budget.py --served [--runs 20] [--method random] [--budget 10]
 
 Each run tunes a model on a simulated board for an SLO, once with the budget and once without. Overdrawn is judged by
 what the model itself served, query by query in a log of its own, and not by what the search says of itself: of each
 trial the requests over the limit beyond a hundredth of those sent, all trials added up. Method random tries whatever
 there is, so that most trials break the limit: it shows the bound, in 0.3 s a run; bayes shows the saving, in 5 s a run.
 Simulated.
+
+With ``--served`` requests are real ones, to a network on MLServer (installed first, into .services), by batch and
+number in flight, while energy is estimated from this machine's processor. Late is what took longer from its sending to
+its answer, or had none when it was given up.
 """
 
 import argparse
+import asyncio
 import contextlib
+import json
+import math
 import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import TrialError
 from polythrottle.domain.measurement import Query, Window
-from polythrottle.domain.ports import Workload
+from polythrottle.domain.ports import Concurrent, Device, Workload
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study
@@ -69,6 +79,29 @@ class Logged:
         """Close the workload."""
         self._served.close()
 
+    @property
+    def concurrency(self) -> int:
+        """How many requests are under way at once; one where the workload has no way to send several."""
+        return self._served.concurrency if isinstance(self._served, Concurrent) else 1
+
+    async def send(self) -> Query:
+        """Send one, and keep how long it took, or how long it had been under way when it was given up."""
+        assert isinstance(self._served, Concurrent)
+        trial, place, begun_s = self.trials[-1], len(self.trials[-1]), time.monotonic()
+        trial.append(math.inf)
+        try:
+            query = await self._served.send()
+        except asyncio.CancelledError:
+            trial[place] = time.monotonic() - begun_s
+            raise
+        trial[place] = time.monotonic() - begun_s
+        return query
+
+    async def hang_up(self) -> None:
+        """Release what was opened."""
+        assert isinstance(self._served, Concurrent)
+        await self._served.hang_up()
+
     def beyond(self, limit_s: float) -> float:
         """Return how many requests were late beyond a hundredth of each trial's."""
         return sum(max(0.0, sum(each > limit_s for each in trial) - 0.01 * len(trial)) for trial in self.trials)
@@ -103,9 +136,21 @@ def search(board: str, workload: str, multiple: float, seed: int, method: str, b
         budget: Of errors; None for none.
     """
     device, served = Setup(f"sim:{board}?seed={seed}", workload).open()
-    logged = Logged(served)
     limit = Constraint("p99", multiple * default_p99_s(board, workload))
-    problem = Problem(device.space * logged.space, (limit,), device.uri, logged.uri, window=WINDOW)
+    return searched(device, Logged(served), limit, seed, method, budget)
+
+
+def searched(
+    device: Device,
+    logged: Logged,
+    limit: Constraint,
+    seed: int,
+    method: str,
+    budget: ErrorBudget | None,
+    window: Window = WINDOW,
+) -> Run:
+    """Return what a search comes to of a device and a workload, for a limit on p99."""
+    problem = Problem(device.space * logged.space, (limit,), device.uri, logged.uri, window=window)
     most = None if budget is None else budget.requests(problem, 30)
     with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
         study = Study(problem, method, seed)
@@ -142,21 +187,98 @@ def cases(runs: int) -> Iterator[tuple[str, str, float, int]]:
         yield (*every[number * 7 % len(every)], number // len(every))
 
 
+NETWORK = """
+import numpy as np
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+
+
+class Network(MLModel):
+    async def load(self):
+        draw = np.random.default_rng(0)
+        self._layers = [draw.standard_normal((1024, 1024)).astype(np.float32) / 32 for _ in range(4)]
+        return True
+
+    async def predict(self, payload):
+        x = NumpyCodec.decode_input(payload.inputs[0])
+        for layer in self._layers:
+            x = np.tanh(x @ layer)
+        return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", x)])
+"""
+SERVED = Window(30, 0.0, 300, timeout_s=60.0, precision=0.02)
+
+
+@contextlib.contextmanager
+def network() -> Iterator[str]:
+    """Serve a network of four layers on MLServer; yield its URI."""
+    from services.servers import free_ports, install, running
+
+    installed, (http, grpc) = install(), free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
+        place = Path(folder)
+        ports = {"http_port": http, "grpc_port": grpc, "metrics_endpoint": None}
+        (place / "settings.json").write_text(json.dumps({"host": "127.0.0.1", "parallel_workers": 0, **ports}))
+        tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 1024]}
+        model = {
+            "name": "net",
+            "implementation": "model.Network",
+            "inputs": [tensor],
+            "outputs": [{**tensor, "name": "y"}],
+        }
+        (place / "net").mkdir()
+        (place / "net" / "model.py").write_text(NETWORK)
+        (place / "net" / "model-settings.json").write_text(json.dumps(model))
+        with running([installed.program("mlserver"), "start", "."], "/v2/health/ready", place, {}, http, grpc):
+            yield f"kserve://127.0.0.1:{http}/net?concurrency=1,2,4,8"
+
+
+def served_searches(method: str, budget: ErrorBudget, runs: int) -> tuple[list[Run], list[Run]]:
+    """Return what searches without and with a budget come to on a served network, in turns."""
+    from polythrottle.metering.point_measurement import measure
+
+    free: list[Run] = []
+    kept: list[Run] = []
+    with network() as uri:
+        setup = Setup("cpu?watts_per_core=4", uri, batch_sizes=(1, 2, 4, 8, 16, 32))
+        for number in range(runs):
+            multiple = MULTIPLES[number % len(MULTIPLES)]
+            device, served = setup.open()
+            with device, contextlib.closing(served):
+                default = measure(device, served, (device.space * served.space).default, SERVED)
+            assert default.latency.p99_s is not None
+            limit = Constraint("p99", multiple * default.latency.p99_s)
+            for found, most in ((free, None), (kept, budget)):
+                device, served = setup.open()
+                with contextlib.closing(served):
+                    found.append(searched(device, Logged(served), limit, number, method, most, SERVED))
+            print(f"{number}: p99<={1000 * limit.limit:.1f}ms: {free[-1]}, {kept[-1]}", file=sys.stderr)
+    return free, kept
+
+
+def simulated_searches(method: str, budget: ErrorBudget, runs: int) -> tuple[list[Run], list[Run]]:
+    """Return what simulated searches without and with a budget come to."""
+    asked = list(cases(runs))
+    return [search(*case, method, None) for case in asked], [search(*case, method, budget) for case in asked]
+
+
 def main() -> None:
     """Print how many searches overdrew, and the share of the saving."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--runs", type=int, help="500; 20 with --served")
     parser.add_argument("--method", default="random")
-    parser.add_argument("--budget", default="0.1%")
+    parser.add_argument("--budget", help="0.1%%; 10 requests with --served")
+    parser.add_argument("--served", action="store_true", help="send real requests, to a network on MLServer")
     asked = parser.parse_args()
-    budget = ErrorBudget.parse(asked.budget)
-    free: list[Run] = []
-    kept: list[Run] = []
-    for board, workload, multiple, seed in cases(asked.runs):
-        free.append(search(board, workload, multiple, seed, asked.method, None))
-        kept.append(search(board, workload, multiple, seed, asked.method, budget))
+    budget = ErrorBudget.parse(asked.budget or ("10" if asked.served else "0.1%"))
+    searches = served_searches if asked.served else simulated_searches
+    report(asked.method, budget, *searches(asked.method, budget, asked.runs or (20 if asked.served else 500)))
+
+
+def report(method: str, budget: ErrorBudget, free: Sequence[Run], kept: Sequence[Run]) -> None:
+    """Print what searches without and with a budget came to."""
     overdrawn = sum(run.most is not None and run.beyond > run.most + 1e-6 for run in kept)
-    print(f"{asked.method}, --error-budget {budget}: {overdrawn} of {len(kept)} searches overdrawn; at most "
+    print(f"{method}, --error-budget {budget}: {overdrawn} of {len(kept)} searches overdrawn; at most "
           f"{max(run.beyond for run in kept):.2f} late of {kept[0].most:.2f} allowed")  # fmt: skip
     mean = statistics.fmean
     for name, runs in (("without", free), ("with", kept)):
