@@ -26,7 +26,7 @@ from cluster.ledgers import counted, steps, undone_s
 
 from polythrottle.domain.clock import SystemClock
 from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
-from polythrottle.training.elastic.launcher import LocalJob
+from polythrottle.training.elastic.job_control import LocalJob
 
 SCRIPT = Path(__file__).parent.parent / "tests" / "cluster" / "elastic_script.py"
 LARGE = Path(__file__).parent.parent / "tests" / "cluster" / "large_script.py"

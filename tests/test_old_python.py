@@ -9,7 +9,7 @@ from boards_over_ssh import own_wheels
 from old_python import closure, newer_than_3_8, too_new
 
 from polythrottle.backends.ssh import packed
-from polythrottle.board.program import packed_daemon
+from polythrottle.board.installation import packed_daemon
 from polythrottle.training.beside.far_run import carried
 
 ENTRIES = (

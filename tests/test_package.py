@@ -128,7 +128,7 @@ def test_names_of_training_are_loaded_when_they_are_used() -> None:
     from polythrottle.training import elastic
     from polythrottle.training.beside import trainer
     from polythrottle.training.beside.trainer.driver import Task, Trainer
-    from polythrottle.training.elastic.worker.context import Context
+    from polythrottle.training.elastic.worker.elastic_training import Context
 
     assert trainer.Trainer is Trainer
     assert trainer.Task is Task

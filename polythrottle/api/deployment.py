@@ -412,12 +412,12 @@ def install_on_board(
         wheels: A folder here with the packages a daemon needs; None to fetch them.
 
     Returns:
-        What `polythrottle.board.program.install` does.
+        What `polythrottle.board.installation.install` does.
 
     Raises:
         PolythrottleError: If it cannot be; says why.
     """
-    from polythrottle.board.program import install, wheels_of
+    from polythrottle.board.installation import install, wheels_of
     from polythrottle.daemon.settings import check, read_settings
 
     text = None
@@ -436,7 +436,7 @@ def uninstall_from_board(uri: str, *, root: Path = Path("/"), sudo: bool = False
     Raises:
         PolythrottleError: If it cannot be; says why.
     """
-    from polythrottle.board.program import uninstall
+    from polythrottle.board.installation import uninstall
 
     return uninstall(_whole_board(uri, sudo), root=root)
 

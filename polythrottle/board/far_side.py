@@ -37,8 +37,8 @@ from polythrottle.actuation.client.connection import TOKEN
 from polythrottle.actuation.restore import concerned, standing
 from polythrottle.actuation.server.permits import Permits
 from polythrottle.actuation.server.request_handler import Check, Request, Service, request_from
+from polythrottle.actuation.server.search_space_child import Job
 from polythrottle.actuation.server.server import Server
-from polythrottle.actuation.server.space_job import Job
 from polythrottle.actuation.server.unix_socket import Peer, listen_at
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.actuation.wire import VERSION

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.actuation.server import permits as module
-from polythrottle.actuation.server import space_job
+from polythrottle.actuation.server import search_space_child
 from polythrottle.actuation.server.device_lease import TokenBucket
 from polythrottle.actuation.server.permits import Permit, Permits, Rights, allowed
-from polythrottle.actuation.server.space_job import SpaceJob, permitted
+from polythrottle.actuation.server.search_space_child import SpaceJob, permitted
 from polythrottle.actuation.server.unix_socket import Peer, peer_of
 from polythrottle.domain.errors import BadFile
 from polythrottle.domain.space import Knob, SearchSpace
@@ -221,7 +221,7 @@ def test_only_points_that_permits_allow_are_offered_and_the_default_always(monke
 
 def test_a_space_that_is_too_large_or_torn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has not come yet is waited for; a process that is ended before it has answered told nothing."""
-    monkeypatch.setattr(space_job, "MOST_ANSWER", 100)
+    monkeypatch.setattr(search_space_child, "MOST_ANSWER", 100)
     job = SpaceJob("sim:v100", ["power_limit_w"], [None])
     while not job.gather():
         select.select([job.output], [], [], 60.0)

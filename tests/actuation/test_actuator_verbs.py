@@ -10,7 +10,7 @@ import pytest
 from actuators import ALICE, BOB, GPU, MEM, Bench, bench
 
 from polythrottle.actuation.client.connection import Line
-from polythrottle.actuation.server import request_handler, space_job
+from polythrottle.actuation.server import request_handler, search_space_child
 from polythrottle.actuation.server.permits import Permit, Permits
 from polythrottle.actuation.wire import Later, LeaseOver, Lent, space_from
 from polythrottle.backends import open_device
@@ -567,9 +567,9 @@ def test_what_can_be_served_is_said() -> None:
 
 def test_the_child_that_computes_a_space_prints_what_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """An error of the device comes out as one."""
-    assert space_job.main([json.dumps({"uri": "sim:no-such-board", "knobs": None, "spans": [None]})]) == 0
+    assert search_space_child.main([json.dumps({"uri": "sim:no-such-board", "knobs": None, "spans": [None]})]) == 0
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UnknownName"
-    assert space_job.main([json.dumps({"uri": "sim:jetson-nano", "knobs": None, "spans": [None]})]) == 0
+    assert search_space_child.main([json.dumps({"uri": "sim:jetson-nano", "knobs": None, "spans": [None]})]) == 0
     found = space_from(json.loads(capsys.readouterr().out)["answer"])
     assert found.fingerprint == open_device("sim:jetson-nano").space.fingerprint
 

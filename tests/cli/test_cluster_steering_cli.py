@@ -8,7 +8,7 @@ import pytest
 from polythrottle.cli.cluster.status import EVENTS, SteerOptions, WatchOptions, event_words, node_rows
 from polythrottle.cli.commands import run
 from polythrottle.training.elastic.events import EventLog
-from polythrottle.training.elastic.launcher import job_folder
+from polythrottle.training.elastic.job_control import job_folder
 from polythrottle.training.elastic.nodes.bottleneck import Remedy
 
 

@@ -11,7 +11,7 @@ from polythrottle.cli.cluster.train import _outcome, _slurms_name
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import ClaimFailed
 from polythrottle.training.elastic.events import EventLog
-from polythrottle.training.elastic.launcher import ControllerOptions, job_folder, status_of
+from polythrottle.training.elastic.job_control import ControllerOptions, job_folder, status_of
 
 
 @pytest.fixture

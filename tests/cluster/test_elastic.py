@@ -20,7 +20,7 @@ from polythrottle.domain.clock import SystemClock
 from polythrottle.training.elastic.checkpoints import FOLDER
 from polythrottle.training.elastic.engines import LaunchPlan, Torchrun, descendants
 from polythrottle.training.elastic.events import read_events
-from polythrottle.training.elastic.launcher import LocalJob, status_of
+from polythrottle.training.elastic.job_control import LocalJob, status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).with_name("elastic_script.py")

@@ -15,7 +15,7 @@ STORY = """
 import sys
 from pathlib import Path
 from polythrottle.training.elastic.ray_engine import RayEngine
-from polythrottle.training.elastic.launcher import LocalJob as Local
+from polythrottle.training.elastic.job_control import LocalJob as Local
 from polythrottle.training.elastic.engines import LaunchPlan
 
 if __name__ == "__main__":

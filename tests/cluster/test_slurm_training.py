@@ -14,7 +14,7 @@ import pytest
 from cluster.slurm_nodes import SlurmNodes
 
 from polythrottle.training.elastic.events import read_events
-from polythrottle.training.elastic.launcher import status_of
+from polythrottle.training.elastic.job_control import status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
 CURVE = Path(__file__).with_name("curve.py")

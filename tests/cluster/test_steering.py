@@ -13,7 +13,7 @@ from polythrottle.storage.object_store import Store
 from polythrottle.testing.nvml import FakeNvml
 from polythrottle.training.elastic.checkpoints import model_digest
 from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
-from polythrottle.training.elastic.launcher import LocalJob, status_of
+from polythrottle.training.elastic.job_control import LocalJob, status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("paced_script.py")

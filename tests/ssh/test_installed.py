@@ -15,9 +15,9 @@ import pytest
 from boards_over_ssh import await_that, children_of, far_sides, held, own_wheels, planted
 from sshd import SSHD, listening
 
-from polythrottle.board import program
+from polythrottle.board import installation
+from polythrottle.board.installation import wheels_of
 from polythrottle.board.link import SSH
-from polythrottle.board.program import wheels_of
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError
 
@@ -60,7 +60,7 @@ def root(daemon: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install for this Python, with what is installed here, which takes no network."""
-    monkeypatch.setattr(program, "wheels_of", lambda folder: own_wheels())
+    monkeypatch.setattr(installation, "wheels_of", lambda folder: own_wheels())
 
 
 def board(python: str = sys.executable) -> str:
@@ -119,7 +119,7 @@ def test_what_is_installed_starts_answers_over_ssh_is_updated_and_removed(
         assert json.loads(capsys.readouterr().out)["device"] == f"jetson?root={tree}"
         assert Path(os.readlink(f"/proc/{pids[1]}/exe")) == Path(python).resolve()
         # An older version is what another polythrottle installed.
-        monkeypatch.setattr(program, "version_of", lambda name: "99.0")
+        monkeypatch.setattr(installation, "version_of", lambda name: "99.0")
         assert run(["daemon", "install", *words, "--wheels", str(fetched)]) == 0
         updated = json.loads(capsys.readouterr().out)["version"]
         assert updated.startswith("99.0-")
@@ -152,7 +152,7 @@ def test_a_line_that_is_cut_in_the_middle_leaves_the_older_version_or_the_newer_
     current = root / HOME / "current"
     assert os.readlink(current) == older or (current / "bin/polythrottle").is_file()
     assert not [*root.glob(f"{HOME}/versions/*.partial")]
-    monkeypatch.setattr(program, "version_of", lambda name: "99.0")
+    monkeypatch.setattr(installation, "version_of", lambda name: "99.0")
     assert run(words) == 0
     assert os.readlink(current).startswith("versions/99.0-")
     assert run(["daemon", "uninstall", *words[2:]]) == 0
@@ -163,10 +163,10 @@ _DESK = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
 from boards_over_ssh import own_wheels
-from polythrottle.board import program
+from polythrottle.board import installation
 from polythrottle.cli.commands import run
-program.wheels_of = lambda folder: own_wheels()
-program.version_of = lambda name: "99.0"
+installation.wheels_of = lambda folder: own_wheels()
+installation.version_of = lambda name: "99.0"
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
         try:
             if size != "1m":
                 assert run(words) == 0
-                monkeypatch.setattr(program, "version_of", lambda name: "99.0")
+                monkeypatch.setattr(installation, "version_of", lambda name: "99.0")
             before = sorted(opt.rglob("*"))
             capsys.readouterr()
             assert run(words) == 8

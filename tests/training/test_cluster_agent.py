@@ -14,7 +14,7 @@ from polythrottle.domain.errors import ClaimFailed, InvalidInput, UnknownName
 from polythrottle.training.elastic.agent import AgentOptions, ControllerRendezvous
 from polythrottle.training.elastic.channel import GENERATION, ControllerAway, ControllerChannel, WrongToken
 from polythrottle.training.elastic.engines import known_engine
-from polythrottle.training.elastic.launcher import STILLBORN, ControllerOptions, LocalJob
+from polythrottle.training.elastic.job_control import STILLBORN, ControllerOptions, LocalJob
 from polythrottle.training.elastic.worker.process import FOLDER, GRACE_S, Pace, Reporter, Tally, read_pace
 
 

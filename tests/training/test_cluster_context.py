@@ -13,7 +13,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.channel import REGROUP
 from polythrottle.training.elastic.checkpoints import FOLDER
-from polythrottle.training.elastic.worker.context import Context, TrainingTerms
+from polythrottle.training.elastic.worker.elastic_training import Context, TrainingTerms
 from polythrottle.training.sampler import BatchRule, SamplerPosition
 
 

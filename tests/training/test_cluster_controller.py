@@ -28,7 +28,7 @@ from polythrottle.training.elastic.channel import (
 from polythrottle.training.elastic.controller import Controller, ControllerServer, Job, announce
 from polythrottle.training.elastic.engines import job_line
 from polythrottle.training.elastic.events import EVENTS, EventLog, JobProgress, read_events
-from polythrottle.training.elastic.launcher import ControllerOptions, job_folder, node_counts, status_of, way_to
+from polythrottle.training.elastic.job_control import ControllerOptions, job_folder, node_counts, status_of, way_to
 from polythrottle.training.elastic.membership import Phase, Rules
 
 AT = ["127.0.0.1", 29500]

@@ -12,7 +12,7 @@ from polythrottle.training.elastic.controller import Controller, Job
 from polythrottle.training.elastic.membership import Phase, Rules
 from polythrottle.training.elastic.nodes.bottleneck import Remedy
 from polythrottle.training.elastic.nodes.bottleneck_monitor import LENGTH_S, MonitorTerms
-from polythrottle.training.elastic.nodes.job_monitor import Watched
+from polythrottle.training.elastic.nodes.overseer import Watched
 from polythrottle.training.elastic.worker.process import Pace, Tally
 
 CAPS = [[None, 1.0, 300.0], [200.0, 1.1, 215.0]]

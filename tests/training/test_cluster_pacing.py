@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.elastic.nodes.job_monitor import PacePlanner
+from polythrottle.training.elastic.nodes.overseer import PacePlanner
 from polythrottle.training.elastic.worker.process import Pace, Tally
 
 CAPS = [[None, 1.0, 300.0], [250.0, 1.04, 260.0], [200.0, 1.1, 215.0]]

@@ -14,7 +14,7 @@ from polythrottle.domain.clock import VirtualClock
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.checkpoints import Manifest, commit, write_state
 from polythrottle.training.elastic.events import JOB, EventLog
-from polythrottle.training.elastic.launcher import LocalJob, how_to_continue, status_of, stopped_in_order
+from polythrottle.training.elastic.job_control import LocalJob, how_to_continue, status_of, stopped_in_order
 
 
 class Engine:
@@ -165,8 +165,8 @@ def test_a_store_that_cannot_be_asked_leaves_the_newest_checkpoint_as_it_was_tol
     assert (found["newest_checkpoint"]["step"], found["checkpoints"]) == (10, 1)
     assert "cannot be opened" in found["store_trouble"]
     answers = threading.Event()
-    monkeypatch.setattr("polythrottle.training.elastic.launcher.newest_manifest", lambda store: answers.wait(60.0))
-    monkeypatch.setattr("polythrottle.training.elastic.launcher.STORE_S", 0.01)
+    monkeypatch.setattr("polythrottle.training.elastic.job_control.newest_manifest", lambda store: answers.wait(60.0))
+    monkeypatch.setattr("polythrottle.training.elastic.job_control.STORE_S", 0.01)
     named(folder, f"file://{tmp_path}/store")
     assert "did not answer" in status_of(folder)["store_trouble"]
     answers.set()

@@ -17,7 +17,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.training.elastic.channel import ControllerAway, ControllerChannel, WrongToken
 from polythrottle.training.elastic.engines import job_line
 from polythrottle.training.elastic.events import keeper, read_events
-from polythrottle.training.elastic.launcher import job_folder, status_of
+from polythrottle.training.elastic.job_control import job_folder, status_of
 
 AT = ["127.0.0.1", 29500]
 PATIENCE_S = 90.0

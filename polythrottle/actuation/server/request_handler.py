@@ -20,7 +20,7 @@ from polythrottle.actuation.restore import restore_all, standing
 from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.device_lease import BURST, WRITES_PER_S, ServedDevice, Term, TokenBucket
 from polythrottle.actuation.server.permits import Permits, Rights, allowed
-from polythrottle.actuation.server.space_job import Job, SpaceJob
+from polythrottle.actuation.server.search_space_child import Job, SpaceJob
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.state.site import Site

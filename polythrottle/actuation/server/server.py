@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from polythrottle.actuation.server.request_handler import Service, number_of
-from polythrottle.actuation.server.space_job import Job
+from polythrottle.actuation.server.search_space_child import Job
 from polythrottle.actuation.server.unix_socket import Peer, peer_of
 from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.systemd import Supervisor

@@ -17,7 +17,7 @@ from polythrottle.cli.output import answer, formatted, several, suffix
 from polythrottle.domain.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from polythrottle.training.elastic.nodes.job_monitor import Watched
+    from polythrottle.training.elastic.nodes.overseer import Watched
 
 
 _FEW = 5
@@ -48,7 +48,7 @@ class WatchOptions(OptionGroup):
             InvalidInput: If a word is not valid.
         """
         from polythrottle.training.elastic.nodes.bottleneck_monitor import MonitorTerms, allowed_remedies
-        from polythrottle.training.elastic.nodes.job_monitor import Watched
+        from polythrottle.training.elastic.nodes.overseer import Watched
 
         threshold = share("--threshold", self.threshold) or 0.0
         longer = share_below_one("--longer", self.longer)
@@ -292,7 +292,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show a job's generation, members, step, checkpoints and losses."""
-    from polythrottle.training.elastic.launcher import job_folder, newest_job, status_of
+    from polythrottle.training.elastic.job_control import job_folder, newest_job, status_of
 
     if job is None:
         folder = newest_job()

@@ -335,7 +335,7 @@ def _check_store(url: str) -> None:
 
 def _asked(options: TrainJobOptions, script: Path | None) -> Any:
     from polythrottle.cli.options import share
-    from polythrottle.training.elastic.launcher import ControllerOptions, fresh_name
+    from polythrottle.training.elastic.job_control import ControllerOptions, fresh_name
     from polythrottle.training.sampler import BatchRule
 
     # Judged here, since the controller is another process, whose refusal would come as its exit code.
@@ -360,7 +360,7 @@ def _asked(options: TrainJobOptions, script: Path | None) -> Any:
 
 
 def _serve(options: TrainJobOptions, address: str, token_file: Path | None) -> dict[str, Any]:
-    from polythrottle.training.elastic.launcher import how_to_continue, serve
+    from polythrottle.training.elastic.job_control import how_to_continue, serve
 
     asked = _asked(options, None)
     if options.folder is not None:  # who launched this one follows the job's events, and says what became of it
@@ -378,7 +378,7 @@ def _serve(options: TrainJobOptions, address: str, token_file: Path | None) -> d
 
 def _join(address: str, token_file: Path | None, options: NodeOptions, training: TrainingScript) -> None:
     from polythrottle.cluster.rented_machines import watch_from
-    from polythrottle.training.elastic.launcher import way_to
+    from polythrottle.training.elastic.job_control import way_to
     from polythrottle.training.elastic.worker.process import LastWords, warm_up
 
     line = way_to(address, token_file)
@@ -411,8 +411,8 @@ def _run(
 ) -> dict[str, Any]:
     from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
     from polythrottle.training.elastic.events import read_events
-    from polythrottle.training.elastic.launcher import LocalJob, node_counts, refuse_taken
-    from polythrottle.training.elastic.launcher import how_to_continue as kept
+    from polythrottle.training.elastic.job_control import LocalJob, node_counts, refuse_taken
+    from polythrottle.training.elastic.job_control import how_to_continue as kept
     from polythrottle.training.elastic.ray_engine import RayEngine
 
     job = _asked(options, training.path).as_job()
@@ -443,8 +443,8 @@ def _run(
 
 def _rent(options: TrainJobOptions, node: NodeOptions, training: TrainingScript, where: NodeSource) -> dict[str, Any]:
     from polythrottle.training.elastic.engines import LaunchPlan
-    from polythrottle.training.elastic.launcher import how_to_continue as kept
-    from polythrottle.training.elastic.launcher import node_counts, refuse_taken
+    from polythrottle.training.elastic.job_control import how_to_continue as kept
+    from polythrottle.training.elastic.job_control import node_counts, refuse_taken
 
     job = _asked(options, training.path).as_job()
     where.check()
@@ -465,7 +465,7 @@ def _rent(options: TrainJobOptions, node: NodeOptions, training: TrainingScript,
 
 
 def _write_task(options: TrainJobOptions, node: NodeOptions, training: TrainingScript, task: TaskFile) -> None:
-    from polythrottle.training.elastic.launcher import node_counts
+    from polythrottle.training.elastic.job_control import node_counts
 
     job = _asked(options, training.path).as_job()
     # The task names the store itself, for its nodes need it as well.
@@ -486,7 +486,7 @@ def _outcome(code: int, job: "Job") -> dict[str, Any]:
     Raises:
         ClaimFailed: If the job has failed or was stopped.
     """
-    from polythrottle.training.elastic.launcher import status_of
+    from polythrottle.training.elastic.job_control import status_of
 
     status = status_of(job.folder)
     if code or status["phase"] != FINISHED:
@@ -496,8 +496,8 @@ def _outcome(code: int, job: "Job") -> dict[str, Any]:
 
 def _failure(code: int, job: "Job") -> PolythrottleError:
     """Return what a job ended with, with the reason if its events hold one."""
-    from polythrottle.training.elastic.launcher import how_to_continue as kept
-    from polythrottle.training.elastic.launcher import status_of
+    from polythrottle.training.elastic.job_control import how_to_continue as kept
+    from polythrottle.training.elastic.job_control import status_of
 
     # The exit code alone says little; the job's own events say more where they can be read.
     why = "did not end well"

@@ -22,8 +22,8 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import show, show_excess, show_level, show_name
 from polythrottle.optimize.explain import Effect, End, Explanation, Limit, Price, Share
-from polythrottle.optimize.explain.evidence import EDP, ENERGY, goal, shown
 from polythrottle.optimize.explain.explanation import step
+from polythrottle.optimize.explain.modelled_study import EDP, ENERGY, goal, shown
 
 _SIDES = {True: "highest", False: "lowest"}
 

@@ -12,7 +12,7 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Knob, Level, OperatingPoint
 from polythrottle.domain.study import ENOUGH, WORTHWHILE, Study, Trial
-from polythrottle.optimize.explain.evidence import Evidence, gather, goal, metrics, shown
+from polythrottle.optimize.explain.modelled_study import Evidence, gather, goal, metrics, shown
 from polythrottle.optimize.explain.shares import Effect, Mixtures, effect
 from polythrottle.optimize.quantities import bound
 

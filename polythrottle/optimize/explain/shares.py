@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from polythrottle.domain.space import Level, OperatingPoint
-from polythrottle.optimize.explain.evidence import Evidence, shown
+from polythrottle.optimize.explain.modelled_study import Evidence, shown
 from polythrottle.optimize.features import Array
 
 EXACT = 9

@@ -5,7 +5,7 @@
     channel          how they say it: JSON over HTTP on loopback, or with a token
     events           what nodes and workers say to it, every field checked; what has happened, on disk, and its sum
     engines          the port: start with members, stop, status, events; torchrun behind it, ray_engine too
-    launcher         starts, stops and continues a job
+    job_control      starts, stops and continues a job
     agent            one node of the torchrun engine: TorchElastic's agent, grouped by the controller
     checkpoints      in a store; the newest valid one wins; written in two phases beside training
     nodes/           what is done about each node: power caps, bottlenecks, successors
@@ -21,14 +21,14 @@ In a script::
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polythrottle.training.elastic.worker.context import Context
+    from polythrottle.training.elastic.worker.elastic_training import Context
 
 
 def __getattr__(name: str) -> Any:
     """Return `Context`, and load torch only then: the controller needs none."""
     if name != "Context":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from polythrottle.training.elastic.worker.context import Context
+    from polythrottle.training.elastic.worker.elastic_training import Context
 
     return Context
 

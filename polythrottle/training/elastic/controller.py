@@ -37,7 +37,7 @@ from polythrottle.training.elastic.events import (
     replayed,
 )
 from polythrottle.training.elastic.membership import Event, EventKind, Membership, Phase, Rules, restored
-from polythrottle.training.elastic.nodes.job_monitor import OVERSEEN, Overseer, Watched
+from polythrottle.training.elastic.nodes.overseer import OVERSEEN, Overseer, Watched
 
 # The controller: one process, on a machine that stays, that keeps a job's membership; it needs no torch.
 

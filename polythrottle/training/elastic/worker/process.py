@@ -42,7 +42,7 @@ _LOADED = [
     "torch.distributed",
     "torch.utils.data",
     "torch._dynamo",
-    "polythrottle.training.elastic.worker.context",
+    "polythrottle.training.elastic.worker.elastic_training",
 ]
 """The first optimiser imports torch._dynamo, which takes as long as torch itself (torch 2.13.0)."""
 _KEPT_OFF = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}

@@ -1,4 +1,4 @@
-"""The three ways to take part in a job: serve as its controller, join as a node, or run all of it on this machine."""
+"""A job is served by its controller, run whole on this machine, shown, and stopped in good order."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ from polythrottle.training.elastic.controller import (
 from polythrottle.training.elastic.engines import STOP_S, Engine, job_line
 from polythrottle.training.elastic.events import EVENTS, JOB, keeper, read_events, replayed
 from polythrottle.training.elastic.membership import EventKind, Phase, Rules, restored
-from polythrottle.training.elastic.nodes.job_monitor import Watched, overseen
+from polythrottle.training.elastic.nodes.overseer import Watched, overseen
 
 Told = Callable[[str], object]
 STORE_S = 10.0

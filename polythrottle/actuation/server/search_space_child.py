@@ -1,4 +1,6 @@
-"""A search space takes NumPy, so a child that ends computes it: ``python -m polythrottle.actuation.server.space_job``.
+"""A child that ends computes a search space, which takes NumPy.
+
+``python -m polythrottle.actuation.server.search_space_child``.
 
 Its argument is a JSON object with the device's URI, the knobs to search, and the permits' spans; it prints one object
 with the answer, or the error, as `polythrottle.actuation.wire` has them.

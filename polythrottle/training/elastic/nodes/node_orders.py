@@ -17,7 +17,7 @@ from polythrottle.domain.errors import BadFile, ClaimFailed, DeviceError, Invali
 from polythrottle.domain.fleet.transient_machine import Order, Provider, Rented, Stage
 from polythrottle.storage.tables import read
 from polythrottle.training.elastic.engines import Engine
-from polythrottle.training.elastic.launcher import stopped_in_order
+from polythrottle.training.elastic.job_control import stopped_in_order
 from polythrottle.training.elastic.membership import EventKind
 
 # When to ask for a successor: regress the wait in the queue, compare it with the time left (Mirage, arXiv

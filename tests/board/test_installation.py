@@ -21,9 +21,9 @@ from old_python import PACKAGE, closure
 from test_old_python import ENTRIES, LEFT_OUT
 
 from polythrottle.actuation.client.connection import Line
-from polythrottle.board import program
+from polythrottle.board import installation
+from polythrottle.board.installation import packed_daemon, wheels_of
 from polythrottle.board.link import SSH
-from polythrottle.board.program import packed_daemon, wheels_of
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon_process import on_board
 from polythrottle.daemon.client import Client
@@ -39,7 +39,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that stands for a board's root, behind a stand-in for ssh; wheels take no network."""
     monkeypatch.setenv(SSH, stand_in(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(program, "wheels_of", lambda folder: own_wheels())
+    monkeypatch.setattr(installation, "wheels_of", lambda folder: own_wheels())
     folder = tmp_path / "root"
     folder.mkdir()
     return folder
@@ -79,7 +79,7 @@ def test_what_is_installed_is_what_actuator_and_daemon_may_import(unpacked: Path
     besides = {
         "__main__.py",
         "actuation/guard.py",
-        *(f"board/{each}.py" for each in ("__init__", "carried", "link", "program")),
+        *(f"board/{each}.py" for each in ("__init__", "carried", "link", "installation")),
     }
     ours = unpacked / "polythrottle"
     assert {str(path.relative_to(ours)) for path in ours.rglob("*.py")} == {*imported, *besides}
@@ -130,7 +130,7 @@ def test_it_is_installed_started_updated_and_removed(
     client.close()
 
     newer = (*own_wheels(), wheel())
-    monkeypatch.setattr(program, "wheels_of", lambda folder: newer)
+    monkeypatch.setattr(installation, "wheels_of", lambda folder: newer)
     assert install(root, "--json") == 0
     second = json.loads(capsys.readouterr().out)
     assert (root / HOME / "current").resolve().name == second["version"]
@@ -164,8 +164,8 @@ def wheel(name: str = "newer") -> bytes:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what an installation spends seconds on: to compile, and to import it all once."""
-    monkeypatch.setattr(program.compileall, "compile_dir", lambda *given, **named: True)
-    monkeypatch.setattr(program, "_TRIAL", "pass")
+    monkeypatch.setattr(installation.compileall, "compile_dir", lambda *given, **named: True)
+    monkeypatch.setattr(installation, "_TRIAL", "pass")
 
 
 def ask(root: Path, unpacked: Path, verb: str = "install", settings: str | None = None) -> Mapping[str, Any]:
@@ -173,7 +173,7 @@ def ask(root: Path, unpacked: Path, verb: str = "install", settings: str | None 
     umask = os.umask(0o022)
     try:
         request = {"verb": verb, "root": str(root), "version": "1", "settings": settings}
-        return program._answer(unpacked, request)
+        return installation._answer(unpacked, request)
     finally:
         os.umask(umask)
 
@@ -234,8 +234,8 @@ def test_a_disk_that_is_full_changes_nothing(
         before = tree(tmp_path)
         current = os.path.realpath(tmp_path / HOME / "current")
         with monkeypatch.context() as patch:
-            patch.setattr(program.sys, "version", f"another Python {older}")
-            patch.setattr(program.os if step == "replace" else Path, step, full)
+            patch.setattr(installation.sys, "version", f"another Python {older}")
+            patch.setattr(installation.os if step == "replace" else Path, step, full)
             assert "No space left on device" in ask(tmp_path, unpacked)["error"]["words"]
         assert os.path.realpath(tmp_path / HOME / "current") == current
         if not older or step == "mkdir":
@@ -273,10 +273,10 @@ def unit(root: Path, text: str) -> None:
 def test_the_board_itself_takes_root_and_systemd(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not root is told of --sudo; where no systemd runs, nothing is written below /."""
     isdir = os.path.isdir
-    monkeypatch.setattr(program.os.path, "isdir", lambda path: path != "/run/systemd/system" and isdir(path))
-    monkeypatch.setattr(program.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(installation.os.path, "isdir", lambda path: path != "/run/systemd/system" and isdir(path))
+    monkeypatch.setattr(installation.os, "geteuid", lambda: 0)
     assert "no systemd runs there" in ask(Path("/"), unpacked)["error"]["words"]
-    monkeypatch.setattr(program.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(installation.os, "geteuid", lambda: 1000)
     for verb in ("install", "uninstall"):
         refused = ask(Path("/"), unpacked, verb)["error"]
         assert refused["kind"] == "PermissionDenied"
@@ -325,10 +325,10 @@ def test_units_are_put_in_force_and_taken_out(
         (programs / name).write_text(text)
         (programs / name).chmod(0o700)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(program.BoardRoot, "steers", True)
+    monkeypatch.setattr(installation.BoardRoot, "steers", True)
     isdir = os.path.isdir
-    monkeypatch.setattr(program.os.path, "isdir", lambda path: path == "/run/systemd/system" or isdir(path))
-    monkeypatch.setattr(program.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(installation.os.path, "isdir", lambda path: path == "/run/systemd/system" or isdir(path))
+    monkeypatch.setattr(installation.os, "geteuid", lambda: 0)
     root = tmp_path / "root"
     answer = ask(root, unpacked, settings=settings)
     lines = [line for line in log.read_text().splitlines() if not line.startswith(("udevadm", "systemctl is-active"))]
@@ -356,7 +356,7 @@ def test_units_are_put_in_force_and_taken_out(
 @pytest.mark.usefixtures("quick")
 def test_a_python_that_cannot_run_it_is_named(tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried before anything leads to it."""
-    monkeypatch.setattr(program, "_TRIAL", "raise SystemExit('no module named _ssl')")
+    monkeypatch.setattr(installation, "_TRIAL", "raise SystemExit('no module named _ssl')")
     assert f"{sys.executable} cannot run it: no module named _ssl" in ask(tmp_path, unpacked)["error"]["words"]
     assert tree(tmp_path) == []
 
@@ -480,9 +480,9 @@ _DESK = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).resolve().parent.parent)!r})
 from boards_over_ssh import own_wheels
-from polythrottle.board import program
+from polythrottle.board import installation
 from polythrottle.cli.commands import run
-program.wheels_of = lambda folder: own_wheels()
+installation.wheels_of = lambda folder: own_wheels()
 sys.exit(run(["daemon", "install", "--device", sys.argv[1], "--root", sys.argv[2]]))
 """
 
@@ -509,7 +509,7 @@ def _begun(root: Path) -> "subprocess.Popen[str]":
 def test_every_package_is_pinned_once() -> None:
     """Each line that is no remark has a version and a hash, and is what is looked for."""
     lines = [line for line in PINS.read_text().splitlines() if not line.startswith("#")]
-    assert all(program._PIN.fullmatch(line) for line in lines)
+    assert all(installation._PIN.fullmatch(line) for line in lines)
     assert len({line.partition("==")[0] for line in lines}) == len(lines) == 11
 
 
@@ -521,7 +521,7 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     packaging.mkdir()
     digest = hashlib.sha256(data).hexdigest()
     (packaging / "board-requirements.txt").write_text(f"small==1.0 --hash=sha256:{digest}\n")
-    monkeypatch.setattr(program, "packaging_dir", lambda: packaging)
+    monkeypatch.setattr(installation, "packaging_dir", lambda: packaging)
     return data
 
 

@@ -53,7 +53,7 @@ _STAYING = {
     "backends/jetson": "*",
     "backends/meters": "*",
     "backends/nvml": "*",
-    "board": "__init__ carried link program",
+    "board": "__init__ carried link installation",
     "catalog": "*",
     "cli": "__init__ daemon_process",
     "daemon": "[!cs]* commands settings startup status study_process",
