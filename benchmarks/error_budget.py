@@ -17,7 +17,6 @@ it, or had been under way for longer when it was given up.
 import argparse
 import asyncio
 import contextlib
-import json
 import math
 import statistics
 import sys
@@ -212,25 +211,13 @@ SERVED = Window(30, 0.0, 300, timeout_s=60.0, precision=0.02)
 @contextlib.contextmanager
 def network() -> Iterator[str]:
     """Serve a network of four layers on MLServer; yield its URI."""
-    from services.servers import free_ports, install, running
+    from services.servers import install, mlserver
 
-    installed, (http, grpc) = install(), free_ports(2)
-    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        place = Path(folder)
-        ports = {"http_port": http, "grpc_port": grpc, "metrics_endpoint": None}
-        (place / "settings.json").write_text(json.dumps({"host": "127.0.0.1", "parallel_workers": 0, **ports}))
-        tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 1024]}
-        model = {
-            "name": "net",
-            "implementation": "model.Network",
-            "inputs": [tensor],
-            "outputs": [{**tensor, "name": "y"}],
-        }
-        (place / "net").mkdir()
-        (place / "net" / "model.py").write_text(NETWORK)
-        (place / "net" / "model-settings.json").write_text(json.dumps(model))
-        with running([installed.program("mlserver"), "start", "."], "/v2/health/ready", place, {}, http, grpc):
-            yield f"kserve://127.0.0.1:{http}/net?concurrency=1,2,4,8"
+    with (
+        tempfile.TemporaryDirectory(prefix="polythrottle-") as folder,
+        mlserver(install(), Path(folder), NETWORK, "Network", {"net": 1024}) as server,
+    ):
+        yield f"kserve://127.0.0.1:{server.http}/net?concurrency=1,2,4,8"
 
 
 def served_searches(method: str, budget: ErrorBudget, runs: int) -> tuple[list[Run], list[Run]]:

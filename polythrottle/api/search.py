@@ -559,9 +559,6 @@ class _Search:
         return (*known, *unsteered(self.board), *narrowed(self.board))
 
 
-__all__ = ["check", "doctor", "energy", "explain", "measure", "read_journal", "resume", "sweep", "tune"]
-
-
 def _several_in(setup: Setup) -> tuple[str, ...]:
     """Return the boards that a setup names, if there is more than one.
 
@@ -574,3 +571,6 @@ def _several_in(setup: Setup) -> tuple[str, ...]:
     if len(found) > 1:
         return found
     return ()
+
+
+__all__ = ["check", "doctor", "energy", "explain", "measure", "read_journal", "resume", "sweep", "tune"]

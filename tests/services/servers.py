@@ -150,6 +150,32 @@ def running(
             process.wait()
 
 
+@contextmanager
+def mlserver(
+    installed: Installed, folder: Path, code: str, implementation: str, names: Mapping[str, int]
+) -> Iterator[Running]:
+    """Run MLServer, in one process, with models of one class; each has an input "x" and an output "y".
+
+    Args:
+        installed: Where it is.
+        folder: An empty one.
+        code: The module with the class.
+        implementation: The class's name there.
+        names: Of each model, with how many numbers an item is.
+    """
+    http, grpc = free_ports(2)
+    settings = {"debug": False, "host": "127.0.0.1", "parallel_workers": 0, "http_port": http, "grpc_port": grpc}
+    (folder / "settings.json").write_text(json.dumps({**settings, "metrics_endpoint": None}))
+    for name, width in names.items():
+        tensor = {"name": "x", "datatype": "FP32", "shape": [-1, width]}
+        model = {"name": name, "implementation": f"model.{implementation}", "inputs": [tensor]}
+        (folder / name).mkdir()
+        (folder / name / "model.py").write_text(code)
+        (folder / name / "model-settings.json").write_text(json.dumps({**model, "outputs": [{**tensor, "name": "y"}]}))
+    with running([installed.program("mlserver"), "start", "."], "/v2/health/ready", folder, {}, http, grpc) as found:
+        yield found
+
+
 def _wait_until(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     end_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end_s and process.poll() is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services.servers import Installed, Running, free_ports, polythrottle, running
+from services.servers import Installed, Running, mlserver, polythrottle
 
 from polythrottle.domain.errors import DeviceError, InvalidInput, TrialError, UnknownName
 from polythrottle.domain.measurement import Query
@@ -42,18 +42,8 @@ SCHEMES = ("kserve", "kserve+grpc")
 @pytest.fixture(scope="module")
 def server(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Run MLServer with two models."""
-    folder, (http, grpc) = tmp_path_factory.mktemp("mlserver"), free_ports(2)
-    ports = {"http_port": http, "grpc_port": grpc, "metrics_endpoint": None}
-    settings = {"debug": False, "host": "127.0.0.1", "parallel_workers": 0, **ports}
-    (folder / "settings.json").write_text(json.dumps(settings))
-    for name in ("tiny", "fussy"):
-        tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 64]}
-        model = {"name": name, "implementation": "model.Tiny", "inputs": [tensor], "outputs": [{**tensor, "name": "y"}]}
-        (folder / name).mkdir()
-        (folder / name / "model.py").write_text(CODE)
-        (folder / name / "model-settings.json").write_text(json.dumps(model))
-    command = [installed.program("mlserver"), "start", "."]
-    with running(command, "/v2/health/ready", folder, {}, http, grpc) as found:
+    folder = tmp_path_factory.mktemp("mlserver")
+    with mlserver(installed, folder, CODE, "Tiny", {"tiny": 64, "fussy": 64}) as found:
         yield found
 
 
