@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from polythrottle.api.boards import Rollout, apply_to_all
+from polythrottle.api.many_boards import Rollout, apply_to_all
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.point_measurement import measure

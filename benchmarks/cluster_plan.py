@@ -30,7 +30,7 @@ from polythrottle.cluster.plan.spot_market import DAY_S, Moving, PricedPlace, ju
 from polythrottle.cluster.predict.lifetimes import published_lifetime, table_lifetime
 from polythrottle.cluster.recorded_tables import caps_of_table, finer, read_histories
 from polythrottle.domain.fleet.transient_machine import CheckpointCost, ConstantHazard, Lifetime, MachineType, Market
-from polythrottle.training.elastic.nodes.node_orders import Stakes, Waits, expected_usd, lead_s, read_waits
+from polythrottle.training.elastic.nodes.rented_nodes import Stakes, Waits, expected_usd, lead_s, read_waits
 
 CAPS = {
     "V100 ResNet-50": ("zeus-power-profile__nvidia-v100__resnet50-train.csv", None),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from polythrottle import Setup, measure, tune
-from polythrottle.api.outcome import Tuning
+from polythrottle.api.tuning_result import Tuning
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import SearchSpace

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from polythrottle.api import plots
     from polythrottle.api.deployment import apply, confirm, restore
     from polythrottle.api.experiments import energy, measure, sweep
-    from polythrottle.api.outcome import Tuning
     from polythrottle.api.search import check, doctor, explain, read_journal, resume, tune
+    from polythrottle.api.tuning_result import Tuning
     from polythrottle.daemon.client import Client
     from polythrottle.domain.errors import PolythrottleError
     from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Window
@@ -32,7 +32,7 @@ _HOMES = {
     "api.experiments": ("energy", "measure", "sweep"),
     "domain.measurement": ("EnergyKind", "Latency", "Measurement", "Window"),
     "metering.energy_block": ("EnergyBlock",),
-    "api.outcome": ("Tuning",),
+    "api.tuning_result": ("Tuning",),
     "api.plots": ("plots",),
     "domain.problem": ("Constraint", "Problem"),
     "domain.profile": ("Profile",),
@@ -44,7 +44,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from polythrottle.api.outcome import polythrottle_version
+        from polythrottle.api.tuning_result import polythrottle_version
 
         return polythrottle_version()
     for home, names in _HOMES.items():

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.types import Message
 from trainer_jobs import counted_entries
 
+from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.permits import Permits
 from polythrottle.actuation.server.request_handler import request_from
 from polythrottle.actuation.state.lease import Lease

@@ -28,7 +28,7 @@ from test_wrong_inputs import WRONG
 from trainer_jobs import counted_entries
 
 import polythrottle
-from polythrottle.actuation.rollback import Audit
+from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.state.lease import Fence, Lease
 from polythrottle.actuation.state.record import Record
 from polythrottle.actuation.wire import _KINDS, error_from, error_line

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import measured, study
 
-from polythrottle.api.outcome import Tuning
+from polythrottle.api.tuning_result import Tuning
 from polythrottle.cli.render import documents
 from polythrottle.cli.render import text as texts
 from polythrottle.cli.render.documents import tune_document

@@ -15,7 +15,7 @@ import polythrottle
 from polythrottle.actuation.restore import main as restore_all
 from polythrottle.actuation.server.main import main as serve_device
 from polythrottle.api import search
-from polythrottle.api.outcome import find_study
+from polythrottle.api.tuning_result import find_study
 from polythrottle.cli.commands import run
 from polythrottle.cli.inspect import free_name
 from polythrottle.domain.errors import InvalidInput, StorageError

@@ -2,7 +2,7 @@
 
 Started by the writer as ``python -m polythrottle.actuation.guard FOLDER STEM BOOT_ID TOKEN PID``; with ``-HANDLE`` for
 the process it holds the device itself, by the lock that is open there, for a profile applied by hand; once that is to
-stand for good, or with ``-`` alone at once, the guard becomes its keeper (`polythrottle.actuation.keeper`). Standard
+stand for good, or with ``-`` alone at once, the guard becomes its keeper (`polythrottle.actuation.reapply`). Standard
 library only, but for what the device's own driver needs. On its standard input the writer tells it what goes on record,
 so that it can restore where record and lease are damaged, deleted, or on a disk that has failed.
 """
@@ -20,14 +20,14 @@ from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import read_recorded
 from polythrottle.actuation.drivers.system import SystemControls
-from polythrottle.actuation.keeper import StateCopy, say_ready
+from polythrottle.actuation.reapply import StateCopy, say_ready
 from polythrottle.actuation.restore import take_over
 from polythrottle.actuation.state.lease import LEASE_S, Fence, Lease, Stuck, boot_s
 from polythrottle.actuation.state.record import FORGET, NOW, Record
 from polythrottle.actuation.state.site import Site
 from polythrottle.domain.errors import PolythrottleError, StorageError
 
-_KEEPER = "polythrottle.actuation.keeper"
+_KEEPER = "polythrottle.actuation.reapply"
 _LOOK_S = 0.25
 _AGAIN_S = (0.1, 0.4, 1.5, 3.0, None)
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from polythrottle.actuation.arguments import OneLineParser
+from polythrottle.actuation.argument_parser import OneLineParser
+from polythrottle.actuation.audit import Audit, known_besides
 from polythrottle.actuation.drivers.controls import Controls
 from polythrottle.actuation.drivers.system import SystemControls
-from polythrottle.actuation.keeper import Lapse, lapses
-from polythrottle.actuation.rollback import Audit, Outcome, Rollback, known_besides, put_back
+from polythrottle.actuation.reapply import Lapse, lapses
+from polythrottle.actuation.rollback import Outcome, Rollback, put_back
 from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold
 from polythrottle.actuation.state.presence import gone_from, steering, stray
 from polythrottle.actuation.state.record import Entry, Record, named_by, shown

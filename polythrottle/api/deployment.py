@@ -39,7 +39,7 @@ from polythrottle.tuning.apply import Applied, LeftInPlace, Stay, apply_profile,
 from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
-    from polythrottle.api.outcome import Tuning
+    from polythrottle.api.tuning_result import Tuning
     from polythrottle.daemon.client import Client
     from polythrottle.daemon.status import Status
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from polythrottle.api.outcome import show_point
+from polythrottle.api.tuning_result import show_point
 from polythrottle.backends import open_device
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.measurement import Measurement, Window

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from polythrottle.api.outcome import Tuning
+from polythrottle.api.tuning_result import Tuning
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.study import Study

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
-from polythrottle.api.outcome import energy_kind, show_joules, show_point
+from polythrottle.api.tuning_result import energy_kind, show_joules, show_point
 from polythrottle.backends.device_uri import names_more_than_here
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 from polythrottle.domain.measurement import EnergyKind, Measurement

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from polythrottle.api.boards import TogetherOptions, resume_together, tune_together
 from polythrottle.api.experiments import (
     IDLE_S,
     Watcher,
@@ -19,7 +18,8 @@ from polythrottle.api.experiments import (
     study_progress,
     sweep,
 )
-from polythrottle.api.outcome import Tuning, conclude, find_study, on_all_boards, planned, read_study, usual_path
+from polythrottle.api.many_boards import TogetherOptions, resume_together, tune_together
+from polythrottle.api.tuning_result import Tuning, conclude, find_study, on_all_boards, planned, read_study, usual_path
 from polythrottle.backends.device_uri import uris_in
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput

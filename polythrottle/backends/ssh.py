@@ -65,7 +65,7 @@ _MEASURING = {
     "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
     "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine torch_archive "
     "torch_model trtexec uris",
-    "workloads/services": "__init__ http kserve kserve_grpc kserve_http kserve_protocol openai service",
+    "workloads/services": "__init__ http_client kserve kserve_grpc kserve_protocol openai service",
 }
 
 

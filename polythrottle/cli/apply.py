@@ -176,7 +176,7 @@ def _apply_to_all(
     other_model: bool,
     as_json: bool,
 ) -> None:
-    from polythrottle.api.boards import apply_to_all
+    from polythrottle.api.many_boards import apply_to_all
 
     # Boards that try the profile first serve its workload, which may print.
     with own_stdout():
@@ -275,7 +275,7 @@ def _document(found: "tuple[Applied, str]") -> dict[str, Any]:
 def _print_applied(found: "tuple[Applied, str]") -> None:
     from rich.text import Text
 
-    from polythrottle.api.outcome import show_point
+    from polythrottle.api.tuning_result import show_point
     from polythrottle.cli.render.console import plain_console
     from polythrottle.cli.render.text import named_lines
 

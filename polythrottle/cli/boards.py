@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from polythrottle.actuation.restore import Standing
-    from polythrottle.api.boards import BoardOutcome, Rollout
     from polythrottle.api.deployment import Restored
+    from polythrottle.api.many_boards import BoardOutcome, Rollout
     from polythrottle.backends.device_uri import Answer
     from polythrottle.daemon.web import Tcp
     from polythrottle.inspect.examination import BoardState, BoardWatch, Kind
@@ -388,7 +388,7 @@ def print_rollout(found: "tuple[Rollout, str]") -> None:
     """Print what applying a profile to many boards came to: what the first have proven, then a line for each board."""
     from rich.text import Text
 
-    from polythrottle.api.outcome import show_point
+    from polythrottle.api.tuning_result import show_point
     from polythrottle.cli.render.console import Unpadded, narrow_console
     from polythrottle.cli.render.text import named_lines
 
@@ -481,7 +481,7 @@ def end_rollout(rollout: "Rollout") -> None:
 
 def confirm_several(devices: Sequence[str], as_json: bool) -> None:
     """Let stand what was applied to several boards."""
-    from polythrottle.api.boards import confirm_all
+    from polythrottle.api.many_boards import confirm_all
 
     found = confirm_all(devices)
     answer(found, as_json, _print_confirmed, _confirmed_document)
@@ -507,7 +507,7 @@ def _confirmed_document(found: "Sequence[Answer[tuple[Standing, ...]]]") -> list
 
 def restore_several(devices: Sequence[str], force: bool, as_json: bool) -> None:
     """Put several boards back."""
-    from polythrottle.api.boards import restore_all
+    from polythrottle.api.many_boards import restore_all
 
     found = restore_all(devices, force=force)
     answer(found, as_json, _print_restored, _restored_document)

@@ -50,7 +50,7 @@ from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, P
 from polythrottle.storage.paths import state_dir
 
 if TYPE_CHECKING:
-    from polythrottle.api.outcome import Tuning
+    from polythrottle.api.tuning_result import Tuning
     from polythrottle.tuning.setup import Setup
 
 # `polythrottle demo` and `polythrottle examples`: what can be tried without a board, from an installed package too.
@@ -251,7 +251,7 @@ def version(
 ) -> None:
     """Find the operating point that serves a model for the least energy within its latency limit."""
     if show:
-        from polythrottle.api.outcome import polythrottle_version
+        from polythrottle.api.tuning_result import polythrottle_version
 
         typer.echo(f"polythrottle {polythrottle_version()}")
     elif context.invoked_subcommand is None:
@@ -439,7 +439,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML page of a study: figures, the chosen point, every trial."""
-    from polythrottle.api.outcome import boards_told, profile_of, read_study, report_facts, report_path
+    from polythrottle.api.tuning_result import boards_told, profile_of, read_study, report_facts, report_path
     from polythrottle.report import write_report
 
     journal = found_study(study)

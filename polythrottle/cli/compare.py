@@ -252,7 +252,7 @@ def _print_comparison(value: Any) -> None:
 
 
 def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]:
-    from polythrottle.api.outcome import show_point
+    from polythrottle.api.tuning_result import show_point
     from polythrottle.cli.render.text import show_boundary
 
     yield "device", _served(found)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from polythrottle.actuation.arguments import OneLineParser
+from polythrottle.actuation.argument_parser import OneLineParser
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.energy_budget import check_wish

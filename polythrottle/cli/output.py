@@ -87,7 +87,7 @@ def say_which(name: str) -> None:
 
 def found_study(name: str) -> Path:
     """Return the journal that a name means; says on standard error which, where it is another file than was named."""
-    from polythrottle.api.outcome import find_study
+    from polythrottle.api.tuning_result import find_study
 
     found = find_study(name)
     if found != Path(name):

@@ -419,6 +419,10 @@ def _show_policies(found: dict[str, Any]) -> None:
                 f"{row['mean_s']:.2f} s",
                 "–" if good_j is None else f"{good_j:.0f}",
             )
+        if not scene["requests"]:
+            console.print(title, style="bold")
+            console.print("no requests come in that stretch\n")
+            continue
         if scene["telling"]:
             few = ""
         else:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from polythrottle.actuation.arguments import OneLineParser, named_path
+from polythrottle.actuation.argument_parser import OneLineParser, named_path
 from polythrottle.cli.commands import run
 from polythrottle.cli.output import called_by, complain
 from polythrottle.domain.errors import PolythrottleError

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from polythrottle.actuation import Actuator, Control, SysFiles, confirm, restore_all, standing
-from polythrottle.actuation import keeper as program
+from polythrottle.actuation import reapply as program
 from polythrottle.actuation import restore as restoring
 from polythrottle.actuation.drivers.controls import Start
-from polythrottle.actuation.keeper import Keeper, Lapse
+from polythrottle.actuation.reapply import Keeper, Lapse
 from polythrottle.actuation.restore import lapsed
 from polythrottle.actuation.state.lease import Lease, Passed
 from polythrottle.actuation.state.record import Kept, _kept
@@ -135,7 +135,7 @@ def test_the_guard_that_stays_behind_becomes_the_keeper(knob: Path, confirmed: b
     if confirmed:
         confirm()
     command = Path(f"/proc/{lease.pid}/cmdline")
-    assert until(lambda: b"polythrottle.actuation.keeper" in command.read_bytes())
+    assert until(lambda: b"polythrottle.actuation.reapply" in command.read_bytes())
     assert next(each for each in record_findings() if each.subject == "board").works is None
     os.kill(lease.pid, signal.SIGKILL)
     assert until(lambda: not standing()[0].lease.alive)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.actuation import Actuator, Control, restore_all, rollback, standing
+from polythrottle.actuation import Actuator, Control, audit, restore_all, standing
 from polythrottle.actuation import restore as program
 from polythrottle.actuation.state import lease as leases
 from polythrottle.actuation.state import record as records
@@ -273,7 +273,7 @@ def test_the_audit_knows_the_original_however_often_it_was_put_aside(
     knob: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What may not be back is told again before older lines are forgotten."""
-    monkeypatch.setattr(rollback, "_MOST_BYTES", 3000)
+    monkeypatch.setattr(audit, "_MOST_BYTES", 3000)
     dead = board(knob).__enter__()
     for level in range(10, 60):
         dead.write(str(knob), str(level))

@@ -29,7 +29,7 @@ from polythrottle.actuation import (
     standing,
 )
 from polythrottle.actuation import restore as program
-from polythrottle.actuation.keeper import Keeper, StateCopy
+from polythrottle.actuation.reapply import Keeper, StateCopy
 from polythrottle.actuation.state import presence
 from polythrottle.actuation.state import record as records
 from polythrottle.actuation.state.lease import LEASE_S, Fence, boot_s
@@ -1730,7 +1730,7 @@ def test_an_audit_that_was_begun_anew_is_read_from_the_older_one_on(
     knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line before the original of a control may be in either."""
-    monkeypatch.setattr("polythrottle.actuation.rollback._MOST_BYTES", 300)
+    monkeypatch.setattr("polythrottle.actuation.audit._MOST_BYTES", 300)
     dead, other = two_written(knob)
     dead._release()
     assert dead._site.audit.with_suffix(".audit.1").exists()

@@ -7,7 +7,7 @@ from builders import ROWS
 import polythrottle
 from polythrottle.api import search
 from polythrottle.api.experiments import NoProgress
-from polythrottle.api.outcome import find_study
+from polythrottle.api.tuning_result import find_study
 from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Window

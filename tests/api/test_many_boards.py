@@ -24,8 +24,8 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease
 from polythrottle.api import deployment
-from polythrottle.api.boards import BoardOutcome, Rollout, apply_to_all, confirm_all
 from polythrottle.api.deployment import Restored
+from polythrottle.api.many_boards import BoardOutcome, Rollout, apply_to_all, confirm_all
 from polythrottle.backends import open_device
 from polythrottle.backends.device_uri import Answer, at_once, uris_in
 from polythrottle.backends.simulated import SimulatedDevice
@@ -344,7 +344,7 @@ def test_a_board_that_an_interrupted_canary_does_not_wait_for_is_named(monkeypat
         if len(told) == 1:
             interrupt_main()
 
-    monkeypatch.setattr("polythrottle.api.boards.canary_test", test)
+    monkeypatch.setattr("polythrottle.api.many_boards.canary_test", test)
     try:
         with pytest.raises(KeyboardInterrupt):
             apply_to_all(TUNED, (one, two, *others), canary=0.2, told=tell)
@@ -374,7 +374,7 @@ def test_an_interrupted_apply_names_the_boards_that_it_has_asked(monkeypatch: py
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(deployment, "apply", apply)
-    monkeypatch.setattr("polythrottle.api.boards.at_once", answered)
+    monkeypatch.setattr("polythrottle.api.many_boards.at_once", answered)
     try:
         with pytest.raises(KeyboardInterrupt):
             apply_to_all(
@@ -618,8 +618,8 @@ def test_what_several_boards_answer_is_printed_board_by_board(
     """What stands or was put back, or why not; the exit code is that of the one error there is, or 6 of several."""
     stands = (Standing("jetson", ("clock",), Lease(1, "boot")),)
     answers: list[Answer[Any]] = [Answer("a", stands), Answer("b", None, UnknownName("device", "b", ["a"]))]
-    monkeypatch.setattr("polythrottle.api.boards.confirm_all", lambda devices: answers)
-    monkeypatch.setattr("polythrottle.api.boards.restore_all", lambda devices, force: answers)
+    monkeypatch.setattr("polythrottle.api.many_boards.confirm_all", lambda devices: answers)
+    monkeypatch.setattr("polythrottle.api.many_boards.restore_all", lambda devices, force: answers)
     for as_json in (False, True):
         with pytest.raises(typer.Exit) as ended:
             confirm_several(["a", "b"], as_json)

@@ -9,7 +9,7 @@ import pytest
 from builders import problem
 
 import polythrottle
-from polythrottle.api.outcome import find_study
+from polythrottle.api.tuning_result import find_study
 from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.cli.commands import run

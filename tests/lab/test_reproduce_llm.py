@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polythrottle.cli.commands import app
-from polythrottle.domain.errors import BadFile
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.lab.reproduce import language_models
 from polythrottle.lab.reproduce.language_models import (
     Ahead,
     Bandit,
@@ -134,6 +135,30 @@ def test_the_command_prints_one_document(tmp_path: Path) -> None:
     assert found["simulated"] is True
     assert len(found["scenes"]) == 4
     assert [row["policy"] for row in found["scenes"][0]["policies"]][-2:] == ["ours", "clairvoyant"]
+
+
+@pytest.mark.slow
+def test_a_stretch_without_requests_of_one_trace_loses_nothing_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scenes say so; where no trace has any, that is one line."""
+    monkeypatch.setattr(
+        language_models, "compared", lambda scene, calls: {"default": scene.serve(calls, Fixed(1.41e9))}
+    )
+    steady = "".join(f"{0.4 * number},{100 + number % 50},{10 + number % 7}\n" for number in range(5000))
+    burst = "".join(f"{time_s},100,10\n" for time_s in (0, 1, 2, 3, 4000))
+    rows = {"conv": steady, "code": burst}
+    for name, text in rows.items():
+        (tmp_path / f"azure_llm_2023_{name}_first_half_hour.csv.gz").write_bytes(_gzipped(text))
+    words = ["reproduce", "llm", "--data", str(tmp_path), "--minutes", "0.5", "--from", "0.5", "--quick"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("no requests come in that stretch") == 2
+    assert result.stdout.count("minutes held") == 2
+    (tmp_path / "azure_llm_2023_conv_first_half_hour.csv.gz").write_bytes(_gzipped(burst))
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, InvalidInput)
+    assert "no requests come in these minutes of any trace" in str(result.exception)
 
 
 def _gzipped(rows: str) -> bytes:

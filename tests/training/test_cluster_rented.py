@@ -14,7 +14,7 @@ from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
 from polythrottle.training.elastic.engines import LaunchPlan
-from polythrottle.training.elastic.nodes.node_orders import MOST_ORDERS, RentedNodes, Successions
+from polythrottle.training.elastic.nodes.rented_nodes import MOST_ORDERS, RentedNodes, Successions
 
 
 class Engine:

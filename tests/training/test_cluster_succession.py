@@ -4,7 +4,7 @@ import pytest
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Rented, Stage
-from polythrottle.training.elastic.nodes.node_orders import ENOUGH, Successions, Takeover
+from polythrottle.training.elastic.nodes.rented_nodes import ENOUGH, Successions, Takeover
 
 
 def measured(*waits_s: float, late: float = 0.5) -> Successions:

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from polythrottle.domain.errors import BadFile, InvalidInput
-from polythrottle.training.elastic.nodes.node_orders import (
+from polythrottle.training.elastic.nodes.rented_nodes import (
     Stakes,
     WaitModel,
     Waits,

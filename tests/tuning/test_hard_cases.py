@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import polythrottle
-from polythrottle.api.outcome import Tuning
+from polythrottle.api.tuning_result import Tuning
 from polythrottle.tuning import stopping
 from polythrottle.tuning.setup import Setup
 

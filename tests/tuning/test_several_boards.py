@@ -11,7 +11,7 @@ import pytest
 from builders import Listed, measured, problem
 
 from polythrottle import explain, read_journal
-from polythrottle.api.outcome import read_study
+from polythrottle.api.tuning_result import read_study
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.catalog.tuned_profiles import read_profile

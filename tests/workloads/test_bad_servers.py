@@ -156,10 +156,10 @@ def test_a_bad_description_is_no_server(name: str) -> None:
 
 def test_an_answer_larger_than_memory_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of what is free is the most it may take."""
-    from polythrottle.workloads.services import kserve_http
+    from polythrottle.workloads.services import kserve
 
     with listening(served("kserve")) as server:
-        monkeypatch.setattr(kserve_http, "available_bytes", lambda: 8 << 20)
+        monkeypatch.setattr(kserve, "available_bytes", lambda: 8 << 20)
         head = b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n"
         server.answers[ASKED["kserve"]] = endless(head, b" " * 65536)
         with (

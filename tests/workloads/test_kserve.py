@@ -106,7 +106,7 @@ def test_the_same_request_is_sent_again_and_again(serve: Serve) -> None:
 
 def test_making_a_request_is_not_part_of_a_query(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made once for a point, however often it is sent."""
-    from polythrottle.workloads.services.kserve_http import HttpLine
+    from polythrottle.workloads.services.kserve import HttpLine
 
     server, made, make = serve(), [], HttpLine.request
     monkeypatch.setattr(HttpLine, "request", lambda *words: made.append(words) or make(*words))
@@ -586,10 +586,10 @@ def test_long_answers_like_one_that_was_whole_are_not_looked_through_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parsing them would cost joules of the machine that is measured; short ones and others are looked through."""
-    from polythrottle.workloads.services import kserve_http
+    from polythrottle.workloads.services import kserve
 
-    server, seen, see = serve(), [], kserve_http.check_json_answer
-    monkeypatch.setattr(kserve_http, "check_json_answer", lambda *words: seen.append(words) or see(*words))
+    server, seen, see = serve(), [], kserve.check_json_answer
+    monkeypatch.setattr(kserve, "check_json_answer", lambda *words: seen.append(words) or see(*words))
     head = {**Y, "shape": [1, 10_000]}
     with opened(server) as workload:
         server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**head, "data": [0.5] * 10_000}]})

@@ -22,7 +22,7 @@ from builders import FakeDevice, FakeWorkload
 from onnx import TensorProto, helper, numpy_helper
 
 import polythrottle
-from polythrottle.api.outcome import report_facts
+from polythrottle.api.tuning_result import report_facts
 from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.ports import Placement, Target

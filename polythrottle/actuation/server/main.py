@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from polythrottle.actuation.arguments import OneLineParser, named_path
+from polythrottle.actuation.argument_parser import OneLineParser, named_path
 from polythrottle.actuation.server.permits import GROUP, Permits
 from polythrottle.actuation.server.request_handler import Service
 from polythrottle.actuation.server.server import Server

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.actuation.actuator import acting_for
+from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.restore import restore_all, standing
-from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.device_lease import BURST, WRITES_PER_S, ServedDevice, Term, TokenBucket
 from polythrottle.actuation.server.permits import Permits, Rights, allowed
 from polythrottle.actuation.server.search_space_child import Job, SpaceJob

@@ -214,7 +214,7 @@ def replays(
 
 
 def _succession(option: "Option", path: Path) -> Succession:
-    from polythrottle.training.elastic.nodes.node_orders import expected_usd, lead_s, read_waits, stakes_of
+    from polythrottle.training.elastic.nodes.rented_nodes import expected_usd, lead_s, read_waits, stakes_of
 
     waits = read_waits(path, option.offer.machine.gpu)
     if not option.usd_per_h:

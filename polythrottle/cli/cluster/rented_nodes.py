@@ -17,7 +17,7 @@ from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, Unkno
 if TYPE_CHECKING:
     from polythrottle.domain.fleet.transient_machine import Provider
     from polythrottle.training.elastic.engines import LaunchPlan
-    from polythrottle.training.elastic.nodes.node_orders import Successions
+    from polythrottle.training.elastic.nodes.rented_nodes import Successions
 
 # ``polythrottle cluster train --on slurm``: the controller here, each node a job of its own at Slurm.
 
@@ -115,7 +115,7 @@ def successions(text: str) -> "Successions | None":
     Raises:
         InvalidInput: If it is neither.
     """
-    from polythrottle.training.elastic.nodes.node_orders import Successions
+    from polythrottle.training.elastic.nodes.rented_nodes import Successions
 
     if text.strip().lower() == "off":
         return None
@@ -141,7 +141,7 @@ def run_on(
     """
     from polythrottle.training.elastic.engines import Torchrun
     from polythrottle.training.elastic.events import read_events
-    from polythrottle.training.elastic.nodes.node_orders import RentedNodes
+    from polythrottle.training.elastic.nodes.rented_nodes import RentedNodes
 
     engine = Torchrun(plan)
     # Not refused: on a cluster of one machine it is right.

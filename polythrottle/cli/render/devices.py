@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from polythrottle.api.outcome import show_point
+from polythrottle.api.tuning_result import show_point
 from polythrottle.backends import find_device, open_device
 from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
 from polythrottle.cli.output import grid

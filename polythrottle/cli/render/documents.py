@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polythrottle.api.outcome import energy_kind
+from polythrottle.api.tuning_result import energy_kind
 from polythrottle.cli.output import optional
 from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Measurement
 from polythrottle.domain.metrics import EXTRAS, METRICS, OF_CLASS
@@ -16,7 +16,7 @@ from polythrottle.tuning.remarks import unknown
 from polythrottle.tuning.stopping import is_conclusive
 
 if TYPE_CHECKING:
-    from polythrottle.api.outcome import Tuning
+    from polythrottle.api.tuning_result import Tuning
     from polythrottle.tuning.boards_together import BoardAnswer
     from polythrottle.tuning.setup import Setup
     from polythrottle.tuning.sweep import Swept

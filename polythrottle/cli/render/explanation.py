@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polythrottle.api.outcome import energy_kind, show_point
+from polythrottle.api.tuning_result import energy_kind, show_point
 from polythrottle.cli.output import formatted, grid, optional
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.cli.render.documents import trial_document

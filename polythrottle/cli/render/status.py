@@ -443,7 +443,7 @@ def _hung(at: str) -> str:
 
 
 def _present_lines(status: Status) -> Iterator[tuple[str, str]]:
-    from polythrottle.api.outcome import show_point
+    from polythrottle.api.tuning_result import show_point
 
     yield "phase", f"{status.phase}: {status.reason}"
     if status.workload is not None:

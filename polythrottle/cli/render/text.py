@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polythrottle.api.outcome import board_words, energy_kind, show_joules, show_point
+from polythrottle.api.tuning_result import board_words, energy_kind, show_joules, show_point
 from polythrottle.backends import names_more_than_here
 from polythrottle.cli.output import called_as, grid, optional, several, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
@@ -35,7 +35,7 @@ from polythrottle.tuning.remarks import passed_over
 from polythrottle.tuning.stopping import is_conclusive
 
 if TYPE_CHECKING:
-    from polythrottle.api.outcome import Tuning
+    from polythrottle.api.tuning_result import Tuning
     from polythrottle.tuning.setup import Setup
     from polythrottle.tuning.sweep import Swept
 

@@ -23,7 +23,7 @@ from polythrottle.domain.space import CONCURRENCY, IN_FLIGHT, OperatingPoint
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import chosen, count
-from polythrottle.workloads.services.http import Answer, Reply, Web
+from polythrottle.workloads.services.http_client import Answer, Reply, Web
 from polythrottle.workloads.services.service import Service, limit_of
 from polythrottle.workloads.uris import Address
 

@@ -27,7 +27,7 @@ from polythrottle.domain.space import CONCURRENCY, IN_FLIGHT, Knob, OperatingPoi
 from polythrottle.storage.untrusted import members_of
 from polythrottle.workloads.foreign_calls import EventLoop, refusal_text
 from polythrottle.workloads.inputs import chosen, count, grid_of
-from polythrottle.workloads.services.http import Web
+from polythrottle.workloads.services.http_client import Web
 from polythrottle.workloads.uris import Address
 
 _MOST_AT_ONCE = 4096

@@ -9,7 +9,7 @@ import pytest
 from fake_servers import FakeServer, Handler, listening
 
 from polythrottle.domain.errors import TrialError
-from polythrottle.workloads.services.http import Answer, Web
+from polythrottle.workloads.services.http_client import Answer, Web
 from polythrottle.workloads.uris import Address
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polythrottle.api import search
-from polythrottle.api.outcome import Tuning, find_study
+from polythrottle.api.tuning_result import Tuning, find_study
 from polythrottle.catalog import tuned_profiles
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.domain.errors import StorageError

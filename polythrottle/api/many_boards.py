@@ -16,7 +16,7 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.api import deployment
 from polythrottle.api.deployment import Followed, Restored, Told
 from polythrottle.api.experiments import Watcher, study_progress
-from polythrottle.api.outcome import Tuning, conclude, on_all_boards
+from polythrottle.api.tuning_result import Tuning, conclude, on_all_boards
 from polythrottle.backends import open_device
 from polythrottle.backends.device_uri import Answer, at_once, check_distinct, check_uri, own_words, uris_in
 from polythrottle.backends.meters import unmetered

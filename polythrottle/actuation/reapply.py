@@ -1,6 +1,6 @@
 """The keeper: what was applied for good is set again once its driver or device has restarted.
 
-As ``python -m polythrottle.actuation.keeper``.
+As ``python -m polythrottle.actuation.reapply``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, Start, present_start, read_recorded
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.rollback import Audit, patiently
+from polythrottle.actuation.rollback import patiently
 from polythrottle.actuation.state.lease import Fence, Lease, hold
 from polythrottle.actuation.state.record import READY, Kept, Record, shown
 from polythrottle.actuation.state.site import Site, contents
@@ -84,7 +85,7 @@ class StateCopy:
 # What was applied for good stays true without the daemon: set anew once its driver, or its device, has started anew.
 #
 # The guard of a profile that was confirmed, or applied with ``--keep``, becomes its keeper: ``python -m
-# polythrottle.actuation.keeper FOLDER STEM BOOT_ID TOKEN``. Every half minute it looks at what is on record as kept.
+# polythrottle.actuation.reapply FOLDER STEM BOOT_ID TOKEN``. Every half minute it looks at what is on record as kept.
 # A control that has lost its setting is set again only where its driver or its GPU has started anew since, and it
 # holds what it held before anybody tuned it, or cannot be read: any other value is somebody's, and newer. The keeper
 # ends with its lease. Between its looks it is no client of a driver, so that a GPU can sleep and be reset.
