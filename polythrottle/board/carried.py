@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import sys
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.catalog.documents import catalogue_dir
-from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.storage.json_lines import decode, encode
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INIT = '"""The part of polythrottle that is carried to a board."""\n'
@@ -107,13 +107,13 @@ def answer_once(mark: str, folder: str, answer: Callable[[Mapping[str, Any]], Ma
     """
     try:
         os.write(1, f"{mark} ready\n".encode())
-        line = json.dumps(answer(json.loads(sys.stdin.readline(LONGEST))))
-    except ValueError:  # the line was cut before it was asked
+        line = encode(answer(decode(sys.stdin.buffer.readline(LONGEST))))
+    except InvalidInput:  # the line was cut before it was asked
         return 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # it was cut meanwhile
-        os.write(1, line.encode() + b"\n")
+        os.write(1, line)
     return 0
 
 

@@ -25,6 +25,7 @@ from polythrottle.board.carried import LONGEST, Carried
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
 from polythrottle.storage.atomic_file import temporary_folder
+from polythrottle.storage.json_lines import Channel
 from polythrottle.storage.untrusted import last_line, printable
 
 SSH = "POLYTHROTTLE_SSH"
@@ -429,13 +430,13 @@ def ask(place: Place, carried: Carried, request: Mapping[str, Any]) -> dict[str,
         PolythrottleError: If the board cannot be reached, or what it answers is an error.
     """
     link = Link(place, carried)
-    with closing(link.connect()) as channel:
-        channel.settimeout(_ANSWER_S)
+    with closing(Channel(link.connect(), LONGEST)) as channel:
         try:
-            channel.sendall(json.dumps(request).encode() + b"\n")
-            with channel.makefile("rb") as stream:
-                answer: dict[str, Any] = json.loads(stream.readline(LONGEST))
-        except (OSError, ValueError) as err:  # a ValueError where the connection ended before the answer
+            channel.send(request, _ANSWER_S)
+            answer = channel.receive(_ANSWER_S)
+            if answer is None:
+                raise TimeoutError(f"no answer came within {_ANSWER_S:g} s")
+        except (OSError, EOFError, InvalidInput) as err:
             why = printable(link.last_words()) or getattr(err, "strerror", None) or "no answer came"
             raise DeviceError(f"{place.where} did not say that it was done: {why}; do it again, to be sure") from err
     if "error" in answer:

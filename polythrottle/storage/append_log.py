@@ -77,7 +77,7 @@ class AppendLog:
         size = os.fstat(self._handle).st_size
         # A look at the last byte spares reading a long file before every line.
         if size and os.pread(self._handle, 1, size - 1) != b"\n":
-            self.cut(self.content().rfind(b"\n") + 1)
+            self.cut(whole_bytes(self.content()))
 
     def append(self, line: bytes) -> None:
         """Add a line, on disk before this returns.
@@ -145,6 +145,11 @@ class AppendLog:
         with contextlib.suppress(OSError):
             kept = "; what it held so far is kept" * (self.path.stat().st_size > 0)
         return StorageError(f"{self.path} cannot be written: {err.strerror}{kept}")
+
+
+def whole_bytes(data: bytes) -> int:
+    """Return how many bytes of a log's content there are without a torn last line."""
+    return data.rfind(b"\n") + 1
 
 
 def whole_lines(data: bytes) -> list[bytes]:

@@ -28,6 +28,17 @@ def finite(value: float) -> float | None:
     return None
 
 
+def parse(text: str | bytes) -> Any:
+    """Return what a JSON document holds, without the numbers that Python reads and JSON has not.
+
+    Raises:
+        RecursionError: If it is nested too deep to be read.
+        ValueError: If it is no JSON, or holds a number that is not finite.
+    """
+    # Python takes NaN and Infinity for numbers, and makes 1e999 infinite.
+    return json.loads(text, parse_constant=no_number, parse_float=_finite)
+
+
 def encode(message: Mapping[str, Any]) -> bytes:
     """Return a message as its line.
 
@@ -48,9 +59,9 @@ def decode(line: bytes, deepest: int = _DEEPEST) -> dict[str, Any]:
         InvalidInput: If it is no JSON object, repeats a key, is nested too deep, or holds a number that is not finite.
     """
     try:
-        # Python takes NaN and Infinity for numbers, makes 1e999 infinite, and lets the last of two equal keys win.
+        # As `parse`, and Python lets the last of two equal keys win.
         message = json.loads(
-            line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite
+            line.decode("utf-8"), object_pairs_hook=_object, parse_constant=no_number, parse_float=_finite
         )
         too_deep = depth(message) > deepest
     except RecursionError:
@@ -71,7 +82,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def _no_number(text: str) -> float:
+def no_number(text: str) -> float:
+    """Refuse NaN and Infinity, which Python's reader takes and JSON has not.
+
+    Raises:
+        ValueError: Always.
+    """
     raise ValueError(f"{text} is no number here")
 
 
@@ -79,7 +95,7 @@ def _finite(text: str) -> float:
     number = float(text)
     if math.isfinite(number):
         return number
-    return _no_number(text[:20])
+    return no_number(text[:20])
 
 
 def depth(value: Any) -> int:

@@ -13,6 +13,7 @@ from polythrottle.domain.measurement import OFFERED, RECORDED, EnergyKind, Measu
 from polythrottle.domain.ports import Device, Rewindable, Workload
 from polythrottle.domain.space import Level, OperatingPoint, SearchSpace
 from polythrottle.metering.point_measurement import measure
+from polythrottle.storage.append_log import whole_bytes
 from polythrottle.storage.tables import check_writable, csv_lines, read, write
 from polythrottle.storage.untrusted import check_plain
 
@@ -188,7 +189,7 @@ def _begun(
     begun = _content(path)
     if not begun.startswith(header) and not header.startswith(begun):
         raise BadFile(f"{path} is not the beginning of this sweep: its columns are others; give a new --out")
-    whole = begun[: begun.rfind(b"\n") + 1]  # a crash may have torn the last line
+    whole = begun[: whole_bytes(begun)]
     if len(whole) <= len(header):
         _write(path, "wb", header)
         return frozenset()

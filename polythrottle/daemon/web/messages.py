@@ -32,7 +32,7 @@ from polythrottle.domain.errors import (
     UnknownName,
 )
 from polythrottle.domain.units import is_finite
-from polythrottle.storage.json_lines import depth, finite
+from polythrottle.storage.json_lines import depth, finite, no_number
 from polythrottle.storage.untrusted import printable
 
 # From values to JSON and to what JSON looks like: one way for every answer.
@@ -492,8 +492,7 @@ async def read_body(request: Request, schema: Schema) -> dict[str, Any]:
     _check_type(request)
     data = await _read(request)
     try:
-        # Python's json takes NaN and Infinity, which JSON has not.
-        document = json.loads(data or b"{}", parse_constant=_no_number)
+        document = json.loads(data or b"{}", parse_constant=no_number)
         if depth(document) > _DEEPEST:
             raise ValueError("nested too deep")
     except (ValueError, RecursionError):
@@ -576,7 +575,3 @@ def _checked(document: Any, schema: Schema, where: str) -> None:
         check(document, {"type": "object", **schema}, where)
     except SchemaViolation as malformed:
         raise Refusal(422, InvalidInput, str(malformed)) from None
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(name)

@@ -13,7 +13,7 @@ from polythrottle.domain.errors import BadFile, PolythrottleError
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Reference, Study, Trial, TrialState
-from polythrottle.storage.append_log import whole_lines
+from polythrottle.storage.append_log import whole_bytes, whole_lines
 from polythrottle.storage.journal.lines import (
     check_format,
     cost_from,
@@ -257,4 +257,4 @@ def folded(path: Path, data: bytes) -> tuple[int, Fold]:
             fold.take(line)
         except (*MALFORMED, zlib.error, PolythrottleError) as error:
             raise BadFile(f"{path} line {number} is not a line of a journal: {said(error)}") from error
-    return data.rfind(b"\n") + 1, fold
+    return whole_bytes(data), fold

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage import tables
 from polythrottle.storage.atomic_file import is_locked, replace_file
+from polythrottle.storage.json_lines import parse
 from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.checkpoints import (
@@ -53,24 +54,13 @@ def read_json(path: Path) -> Any:
         BadFile: If it cannot be read, is none, or holds a number that is not finite.
     """
     try:
-        return json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite)
+        return parse(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as err:
         raise BadFile(f"{path} cannot be read: {err.strerror}") from err
     except (ValueError, RecursionError) as err:
         raise BadFile(f"{path} is damaged: {str(err).partition(' while ')[0][:80]}") from err
-
-
-def _finite(text: str) -> float:
-    """Return a number.
-
-    Raises:
-        ValueError: If it is not finite: Python reads such numbers, but JSON has none.
-    """
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:20]} is no number")
-    return value
 
 
 def swap_model(served: Path, data: bytes) -> Path | None:
