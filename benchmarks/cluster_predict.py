@@ -14,7 +14,7 @@ from statistics import fmean
 
 from polythrottle.cluster.predict.accuracy import OURS, covered, left_out, mape
 from polythrottle.cluster.predict.lifetimes import Pool, prior
-from polythrottle.cluster.predict.step_times import fit_steps
+from polythrottle.cluster.predict.step_and_checkpoint_times import fit_steps
 from polythrottle.cluster.recorded_tables import LifetimeRow, StepRow, step_rows
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Lifetime, Network

@@ -3,8 +3,8 @@
     python benchmarks/coverage.py [--runs 400] [--queries 2000] [--first 0] [--only PART …] [--json FILE]
     python benchmarks/coverage.py --only averaged     # a Jetson's sensor, known and taken for one of the moment
 
-Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensors`): of so many
-queries, or (`early`) of 30 to 1,000, ended once energy is known to 2 %; their truth is the long run's. Beside it
+Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.ground_truth`): of so
+many queries, or (`early`) of 30 to 1,000, ended once energy is known to 2 %; their truth is the long run's. Beside it
 stand naive readers: mean power at the window's looks x time / items with the textbook interval of that mean; at random
 arrivals all joules / requests with the textbook interval of their number; order statistics that take queries as
 independent.
@@ -29,7 +29,7 @@ from polythrottle.domain.ports import Sensor
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.intervals import SHARES
 from polythrottle.metering.point_measurement import measure
-from polythrottle.testing.sensors import METERS, SENSORS, IdleServer, Rig, Traffic
+from polythrottle.testing.ground_truth import METERS, SENSORS, IdleServer, Rig, Traffic
 
 BAR = (0.93, 0.97)
 TRAFFIC: Mapping[str, Traffic] = {

@@ -63,7 +63,7 @@ from polythrottle.lab.reproduce.language_models import (
     recorded_calls,
 )
 from polythrottle.lab.reproduce.steered_server import BUDGET, LONG_PROMPT, LONG_TTFT_S, TPOT_S, TTFT_S
-from polythrottle.proxy.server import Proxy, ProxyOptions
+from polythrottle.proxy.in_flight_limiter import Proxy, ProxyOptions
 
 TRACE = "azure_llm_2023_conv_first_half_hour.csv.gz"
 SLO = (

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import SysFiles
-from polythrottle.backends.jetson.board import BoardId
+from polythrottle.backends.jetson.identity_and_throttling import BoardId
 from polythrottle.backends.jetson.power_rails import RailSensors, Sampler, find_rails, find_total
 from polythrottle.backends.probe import Tree
 from polythrottle.domain.clock import SystemClock

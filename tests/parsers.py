@@ -42,7 +42,7 @@ from polythrottle.domain.errors import PolythrottleError
 from polythrottle.metering.calibration import read_calibration, read_recording
 from polythrottle.storage import arrival_trace, tables
 from polythrottle.storage.journal.reader import heading, read
-from polythrottle.storage.json_lines import decode
+from polythrottle.storage.json_channel import decode
 from polythrottle.training.beside.trainer.worker import LEDGER
 from polythrottle.training.elastic.events import read_events
 from polythrottle.workloads.onnx_model import check_weights

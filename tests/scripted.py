@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from polythrottle.daemon.budgets import Budget
 from polythrottle.daemon.commands import (
     Answer,
     ApplyProfile,
@@ -17,7 +18,6 @@ from polythrottle.daemon.commands import (
     StartStudy,
     StopStudy,
 )
-from polythrottle.daemon.energy_budget import Budget
 from polythrottle.daemon.loop.mailbox import Mailbox, PendingCommand
 from polythrottle.daemon.status import Front, GuardShown, Happened, RungShown, Status, StudyShown, WorkloadShown
 from polythrottle.daemon.web import ApiServer, WebOptions, serve

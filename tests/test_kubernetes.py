@@ -148,7 +148,7 @@ def test_programs_are_those_that_are_installed() -> None:
     for name, each in containers().items():
         program = each["command"][0]
         if name == "kubelet":
-            assert each["command"][:3] == ["python", "-m", "polythrottle.daemon.pods.relay"]
+            assert each["command"][:3] == ["python", "-m", "polythrottle.daemon.pods.kubelet_relay"]
         elif name != "folders":
             assert f"\n{program} = " in project
     done = subprocess.run(

@@ -54,7 +54,7 @@ def test_each_image_has_what_its_role_needs_and_the_one_below(wheel: Path) -> No
     [
         ("polythrottle.actuation.server.main", "actuator"),
         ("polythrottle.actuation.restore", "actuator"),
-        ("polythrottle.daemon.pods.relay", "actuator"),
+        ("polythrottle.daemon.pods.kubelet_relay", "actuator"),
         ("polythrottle.cli.daemon_process", "daemon"),
         ("polythrottle.cli.commands", "daemon"),
     ],

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from builders import quick
 
-from polythrottle.actuation.drivers.system import Nvpmodel
+from polythrottle.actuation.drivers.all_controls import Nvpmodel
 from polythrottle.backends import open_device
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.backends.jetson.board import BoardId
+from polythrottle.backends.jetson.identity_and_throttling import BoardId
 from polythrottle.backends.jetson.power_modes import PowerModes
 from polythrottle.backends.jetson.power_rails import find_rails
 from polythrottle.backends.nvml import NvmlDevice

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polythrottle.actuation.actuator import Actuator
+    from polythrottle.actuation.drivers.all_controls import SystemControls
     from polythrottle.actuation.drivers.controls import UNREADABLE, Control, Controls, Setting, SysFiles, span
-    from polythrottle.actuation.drivers.system import SystemControls
     from polythrottle.actuation.limits import Limits
     from polythrottle.actuation.restore import Standing, confirm, restore_all, standing
     from polythrottle.actuation.rollback import Difference, Outcome
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "actuator": ("Actuator",),
     "drivers.controls": ("UNREADABLE", "Control", "Controls", "Setting", "SysFiles", "span"),
-    "drivers.system": ("SystemControls",),
+    "drivers.all_controls": ("SystemControls",),
     "limits": ("Limits",),
     "restore": ("Standing", "confirm", "restore_all", "standing"),
     "rollback": ("Difference", "Outcome"),

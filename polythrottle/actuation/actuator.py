@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from polythrottle.actuation.audit import Audit, known_besides
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.actuation.drivers.controls import UNREADABLE, Control, Controls, Setting, present_start
-from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Difference, Outcome, patiently, put_back
 from polythrottle.actuation.state.lease import (

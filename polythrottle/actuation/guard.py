@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.actuation.drivers.controls import read_recorded
-from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.reapply import StateCopy, say_ready
 from polythrottle.actuation.restore import take_over
 from polythrottle.actuation.state.lease import LEASE_S, Fence, Lease, Stuck, boot_s

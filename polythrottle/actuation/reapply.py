@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polythrottle.actuation.audit import Audit
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, Start, present_start, read_recorded
-from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import patiently
 from polythrottle.actuation.state.lease import Fence, Lease, hold

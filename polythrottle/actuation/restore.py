@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from polythrottle.actuation.argument_parser import OneLineParser
 from polythrottle.actuation.audit import Audit, known_besides
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.actuation.drivers.controls import Controls
-from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.reapply import Lapse, lapses
 from polythrottle.actuation.rollback import Outcome, Rollback, put_back
 from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polythrottle.actuation.drivers.system import SystemControls
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.backends.probe import Tree
 from polythrottle.domain.clock import Clock, Thread, VirtualClock
 from polythrottle.domain.errors import PolythrottleError

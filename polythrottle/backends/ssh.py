@@ -61,8 +61,8 @@ _MEASURING = {
     "domain": "__init__ arrivals backports clock error_budget errors measurement metrics ports problem space study "
     "units",
     "inspect": "__init__ machine tree_files",
-    "metering": "__init__ load request_watch window",
-    "storage": "__init__ atomic_file documents identity json_lines paths space_codec untrusted",
+    "metering": "__init__ error_budget_guard load window",
+    "storage": "__init__ atomic_file documents identity json_channel paths space_codec untrusted",
     "workloads": "__init__ command cuda foreign_calls inputs onnx_model python_callable tensorrt_engine torch_archive "
     "torch_model trtexec uris",
     "workloads/services": "__init__ http_client kserve kserve_grpc kserve_protocol openai service",

@@ -16,7 +16,7 @@ from typing import Any
 
 from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.domain.errors import DeviceError, InvalidInput
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INIT = '"""The part of polythrottle that is carried to a board."""\n'

@@ -65,7 +65,7 @@ _STAYING = {
     "domain": "*",
     "domain/load": "*",
     "metering": "__init__ sequential",
-    "storage": "__init__ atomic_file cells documents identity json_lines paths space_codec tables untrusted",
+    "storage": "__init__ atomic_file cells documents identity json_channel paths space_codec tables untrusted",
     "training": "__init__ checkpoints",
     "training/beside": "__init__",
     "training/beside/trainer": "__init__ driver job_folder",

@@ -25,7 +25,7 @@ from polythrottle.board.carried import LONGEST, Carried
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
 from polythrottle.storage.atomic_file import temporary_folder
-from polythrottle.storage.json_lines import Channel
+from polythrottle.storage.json_channel import Channel
 from polythrottle.storage.untrusted import last_line, printable
 
 SSH = "POLYTHROTTLE_SSH"

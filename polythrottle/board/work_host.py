@@ -11,8 +11,8 @@ one line: a request is ``say`` (a list of commands) and ``wait_s`` (how long to 
 ``query`` {point} → ``query``: one query, outside any window.
 ``begin`` {point, window, sensor, least, judged, arrivals, seed, watch} → ``warm`` {count}, ``q`` and ``r`` …, and
   ``over`` {late_p99_s, cpu_s, notes, reading, watch}, the reading one of the device then, or nothing. With a watch
-  (`polythrottle.metering.request_watch`) no request is sent that it does not permit, and ``watched``, what it has seen
-  in the end, is told after the load has ended, also where an error has ended it.
+  (`polythrottle.metering.error_budget_guard`) no request is sent that it does not permit, and ``watched``, what it has
+  seen in the end, is told after the load has ended, also where an error has ended it.
 ``stop`` ends the window that is driven; what it tells after that is of no use.
 ``again`` drives another window of the same load; ``rest`` {until_s} → ``q`` …, what was sent before a moment.
 ``end`` ends the load.
@@ -51,11 +51,11 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.measurement import Query, Reading, Window
 from polythrottle.domain.ports import Concurrent, Noting, Placed, Sensor, Target, Workload
 from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.error_budget_guard import RequestWatch
 from polythrottle.metering.load import Load, batch_of, drive
-from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.metering.window import Checks, WindowLog, idle_looks, observe, query_line, warm_up
 from polythrottle.storage.identity import content_digest
-from polythrottle.storage.json_lines import Channel, encode
+from polythrottle.storage.json_channel import Channel, encode
 from polythrottle.storage.space_codec import space_document
 from polythrottle.storage.untrusted import printable
 from polythrottle.workloads import open_workload

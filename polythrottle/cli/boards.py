@@ -16,7 +16,7 @@ from polythrottle.cli.options import JsonOption
 from polythrottle.cli.output import answer, complain, grid, optional, several, suffix
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 
 if TYPE_CHECKING:
     from rich.table import Table

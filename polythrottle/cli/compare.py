@@ -15,7 +15,7 @@ from polythrottle.cli.options import JsonOption, OtherModelOption, SetupOptions,
 from polythrottle.cli.output import answer, complain, own_stdout, say_which, several, suffix
 from polythrottle.domain.errors import ClaimFailed, InvalidInput, StorageError
 from polythrottle.domain.units import show
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 
 if TYPE_CHECKING:
     from polythrottle.domain.measurement import Measurement

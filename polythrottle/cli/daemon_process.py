@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from polythrottle.actuation.argument_parser import OneLineParser
 from polythrottle.actuation.systemd import Supervisor
+from polythrottle.daemon.budgets import check_wish
 from polythrottle.daemon.commands import SetBudget
-from polythrottle.daemon.energy_budget import check_wish
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import Runner

@@ -420,7 +420,7 @@ def plan(
     """
     from polythrottle.cli.render.finetune import FinetunePlan, plan_document, print_plan
     from polythrottle.domain.load.energy_ration import LoadInterval
-    from polythrottle.training.beside.plan import plan as foretell
+    from polythrottle.training.beside.progress_forecast import plan as foretell
     from polythrottle.training.beside.scheduler import OffPeak
 
     where = place.place()
@@ -562,7 +562,7 @@ def _until_s(text: str, day_s: float) -> float:
     Raises:
         InvalidInput: If it is not valid.
     """
-    from polythrottle.training.beside.plan import until_s
+    from polythrottle.training.beside.progress_forecast import until_s
     from polythrottle.training.beside.scheduler import day_time_s
 
     return until_s(day_s, day_time_s(text))

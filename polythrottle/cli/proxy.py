@@ -11,7 +11,7 @@ from polythrottle.cli.output import answer, complain, several
 from polythrottle.domain.errors import INTERRUPTED, InvalidInput
 
 if TYPE_CHECKING:
-    from polythrottle.proxy.server import Proxy
+    from polythrottle.proxy.in_flight_limiter import Proxy
 
 _MOST_WAITING = 1_000_000
 _LONGEST_S = 86_400.0
@@ -39,7 +39,7 @@ def proxy(
     openai://HOST:PORT/model?in_flight=4,8,16, or by PUT /polythrottle/in_flight. Its metrics are at
     /polythrottle/metrics.
     """
-    from polythrottle.proxy.server import ProxyOptions, run_proxy
+    from polythrottle.proxy.in_flight_limiter import ProxyOptions, run_proxy
 
     if not 0 <= most_waiting <= _MOST_WAITING:
         raise InvalidInput(f"--queue {most_waiting} is no number from 0 to {_MOST_WAITING:,}")

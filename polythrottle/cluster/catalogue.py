@@ -278,7 +278,7 @@ def _step(entry: TomlTable, work: TomlTable) -> tuple[float, str]:
 
 
 def _predicted_s(rows: list[StepRow], work: TomlTable, name: str) -> float:
-    from polythrottle.cluster.predict.step_times import fit_steps
+    from polythrottle.cluster.predict.step_and_checkpoint_times import fit_steps
 
     figures = (work.number("flops", above=True), work.number("n_tensors", above=True))
     network = Network(name, *figures, work.number("n_parameters", 0.0))

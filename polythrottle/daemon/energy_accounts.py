@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
+from polythrottle.daemon.budgets import Budget, Carbon, ExplorationAllowance, ExplorationLedger, quiet_per_s
 from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.control.events import Event, PowerBudget, StudyOffered
 from polythrottle.daemon.control.state import Phase, State
-from polythrottle.daemon.energy_budget import Budget, Carbon, ExplorationAllowance, ExplorationLedger, quiet_per_s
 from polythrottle.daemon.history_store import HistoryStore, Minute, Totals
 from polythrottle.daemon.observation import ControlPeriod, known_sum
 from polythrottle.daemon.status import BudgetShown, ExploringShown, SavedShown

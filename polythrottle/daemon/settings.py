@@ -11,9 +11,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from polythrottle.daemon.budgets import ExplorationAllowance, check_wish
 from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.control.events import Bounds
-from polythrottle.daemon.energy_budget import ExplorationAllowance, check_wish
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.units import parse_quantity

@@ -18,10 +18,10 @@ from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends.meters import meter_apart
 from polythrottle.backends.served_devices import check_form, offers_of, served_uri
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
+from polythrottle.daemon.budgets import Carbon, check_power
 from polythrottle.daemon.control.events import GPU_CLOCK, Bounds
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
-from polythrottle.daemon.energy_budget import Carbon, check_power
 from polythrottle.daemon.followed_profile import (
     FollowedProfile,
     changed,

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from polythrottle.daemon.budgets import STUDY_TRIALS, TRIAL_REQUESTS
 from polythrottle.daemon.commands import HostStudy
-from polythrottle.daemon.energy_budget import STUDY_TRIALS, TRIAL_REQUESTS
 from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.status import StudyShown

@@ -13,11 +13,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.actuation.drivers.nvml import Library, NotOffered
-from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.jetson.board import COUNTERS, BoardId
 from polythrottle.backends.jetson.clocks import find_gpu_folder
+from polythrottle.backends.jetson.identity_and_throttling import COUNTERS, BoardId
 from polythrottle.backends.jetson.memory_clock import rates_hz
 from polythrottle.backends.jetson.power_modes import PowerModes
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup

@@ -17,9 +17,9 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.calibration import sensor_of
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.energy import Attribution, attributed
+from polythrottle.metering.error_budget_guard import RequestWatch
 from polythrottle.metering.load import batch_of, drive
 from polythrottle.metering.observed_window import ObservedWindow, idle_power_w, measurement_of, observe_window
-from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.metering.validity import Disturbed, LockLost, check_moves
 from polythrottle.metering.window import Gate, warm_up
 

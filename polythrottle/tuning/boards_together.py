@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from polythrottle.backends.device_uri import own_words
-from polythrottle.board.hosted import BoardWorkload
+from polythrottle.board.remote_workload import BoardWorkload
 from polythrottle.domain.errors import PolythrottleError, TrialError
 from polythrottle.domain.measurement import Interval, Latency, Measurement, Query, Window, saving_interval
 from polythrottle.domain.metrics import OF_CLASS

@@ -58,7 +58,7 @@ def target_of(device: Device) -> Target | None:
 
 def _seen_by(device: Device, served: Workload) -> Target | None:
     """Return the GPU that is tuned, with the number it has where the work runs."""
-    from polythrottle.board.hosted import BoardWorkload
+    from polythrottle.board.remote_workload import BoardWorkload
 
     if isinstance(served, BoardWorkload):
         return served.target
@@ -67,7 +67,7 @@ def _seen_by(device: Device, served: Workload) -> Target | None:
 
 def _far_digest(served: Workload) -> dict[str, str]:
     """Return what a problem's content says of a model's file that lies on a board over SSH."""
-    from polythrottle.board.hosted import BoardWorkload
+    from polythrottle.board.remote_workload import BoardWorkload
 
     if isinstance(served, BoardWorkload) and served.digest:
         return {"model": served.digest}
@@ -436,7 +436,7 @@ class Setup:
 
     def _serve_real(self, device: Device, name: str | None) -> Workload:
         from polythrottle.backends.ssh import SshDevice
-        from polythrottle.board.hosted import BoardWorkload
+        from polythrottle.board.remote_workload import BoardWorkload
         from polythrottle.workloads import open_workload
 
         if name is None:

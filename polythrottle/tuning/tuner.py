@@ -15,9 +15,9 @@ from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import CONCURRENCY, OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 from polythrottle.metering.early_stopping import Goal
+from polythrottle.metering.error_budget_guard import CUT, RequestWatch
 from polythrottle.metering.load import batch_of
 from polythrottle.metering.point_measurement import Closing, Hosted, measure, unwatched
-from polythrottle.metering.request_watch import CUT, RequestWatch
 from polythrottle.metering.validity import check_reference
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.plan import StudyPlan

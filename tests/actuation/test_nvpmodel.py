@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.actuation.drivers.system import PROGRAM, Nvpmodel
+from polythrottle.actuation.drivers.all_controls import PROGRAM, Nvpmodel
 from polythrottle.backends.jetson.power_modes import PowerModes
 from polythrottle.domain.errors import DeviceError, KnobRejected, PermissionDenied
 
@@ -180,6 +180,6 @@ def test_nothing_runs_for_a_tree_elsewhere_for_a_user_or_for_words(
 def test_a_machine_without_nvpmodel_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's absence is named."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("polythrottle.actuation.drivers.system.PROGRAM", "/no/such/nvpmodel")
+    monkeypatch.setattr("polythrottle.actuation.drivers.all_controls.PROGRAM", "/no/such/nvpmodel")
     with pytest.raises(DeviceError, match="cannot run /no/such/nvpmodel"):
         Nvpmodel().write("nvpmodel:/", "1")

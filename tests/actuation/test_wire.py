@@ -28,7 +28,7 @@ from polythrottle.domain.errors import (
     UnknownName,
 )
 from polythrottle.domain.space import Knob, SearchSpace
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 from polythrottle.storage.space_codec import space_document
 
 PLAIN = st.recursive(

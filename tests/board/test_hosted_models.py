@@ -11,8 +11,8 @@ import torch
 from boards_over_ssh import await_that, far_sides, held, planted, stand_in
 from onnx import TensorProto, helper, numpy_helper
 
-from polythrottle.board.hosted import BoardWorkload
 from polythrottle.board.link import SSH
+from polythrottle.board.remote_workload import BoardWorkload
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.ports import Placement

@@ -15,8 +15,8 @@ from boards_over_ssh import await_that, far_sides, held, planted, stand_in
 from fake_servers import FakeServer, Handler, doubling, kserve, listening, model_over_grpc, openai, piece, usage
 
 from polythrottle.backends.ssh import SshDevice
-from polythrottle.board.hosted import BoardWorkload
 from polythrottle.board.link import SSH
+from polythrottle.board.remote_workload import BoardWorkload
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, UnknownName
 from polythrottle.domain.space import OperatingPoint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polythrottle.backends import open_device
-from polythrottle.board.hosted import HostedWindow, Told
+from polythrottle.board.remote_workload import HostedWindow, Told
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import DeviceError, TrialError

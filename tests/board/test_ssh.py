@@ -27,8 +27,8 @@ from polythrottle.backends.device_uri import own_words
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing, packed
 from polythrottle.board import link
 from polythrottle.board.far_side import _MOST_NAMES, FarService, device_here
-from polythrottle.board.hosted import HostedWindow, Told
 from polythrottle.board.link import SSH, Place
+from polythrottle.board.remote_workload import HostedWindow, Told
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED

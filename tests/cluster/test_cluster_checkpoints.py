@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.predict.step_times import fit_checkpoints, left_out_errors, repeat_error
+from polythrottle.cluster.predict.step_and_checkpoint_times import fit_checkpoints, left_out_errors, repeat_error
 from polythrottle.cluster.recorded_tables import CheckpointRow, checkpoint_rows
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network

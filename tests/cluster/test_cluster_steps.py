@@ -5,7 +5,7 @@ from math import nan
 import numpy as np
 import pytest
 
-from polythrottle.cluster.predict.step_times import fit_steps
+from polythrottle.cluster.predict.step_and_checkpoint_times import fit_steps
 from polythrottle.cluster.recorded_tables import StepRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network

@@ -85,7 +85,7 @@ def test_no_file_is_read_in_the_control_loop(
         return reads
 
     monkeypatch.setattr("polythrottle.daemon.followed_profile.read_profile", noted(read_profile))
-    monkeypatch.setattr("polythrottle.daemon.energy_budget.lines", noted(lines))
+    monkeypatch.setattr("polythrottle.daemon.budgets.lines", noted(lines))
     woken, answers = threading.Event(), list[Answer]()
     house.desk.on_wish(woken.set)
     with serve(house.desk, WebOptions(tmp_path / "d.sock")):

@@ -16,7 +16,7 @@ import pytest
 from actuators import until
 from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet, Held
 
-from polythrottle.daemon.pods import relay, residents
+from polythrottle.daemon.pods import kubelet_relay, residents
 from polythrottle.daemon.pods.kubernetes import ClusterApi, Kubelet, PodDevices, PodFacts, PodName, message_class
 from polythrottle.daemon.pods.residents import (
     FACTS_S,
@@ -71,7 +71,7 @@ def test_a_relay_hands_the_kubelet_on_to_a_group(kubelet: FakeKubelet, tmp_path:
     """Through it the kubelet answers as by itself, is missed while it is away, and is found again."""
     kubelet.pods[CHAT] = {"nvidia.com/gpu": (GPUS[0],)}, ()
     path = tmp_path / "relay.sock"
-    command = [sys.executable, "-m", "polythrottle.daemon.pods.relay", str(kubelet.socket), str(path)]
+    command = [sys.executable, "-m", "polythrottle.daemon.pods.kubelet_relay", str(kubelet.socket), str(path)]
     with subprocess.Popen(command) as child, ExitStack() as ends:
         ends.callback(child.kill)
         until(path.is_socket)
@@ -92,11 +92,13 @@ def test_a_relay_hands_the_kubelet_on_to_a_group(kubelet: FakeKubelet, tmp_path:
 def test_a_relay_does_not_listen_where_others_may(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In a folder that anybody may write to somebody else could be taken for it."""
     tmp_path.chmod(0o777)
-    assert relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "relay.sock")]) == PermissionDenied.exit_code
+    assert (
+        kubelet_relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "relay.sock")]) == PermissionDenied.exit_code
+    )
     assert "is open to others" in capfd.readouterr().err
     tmp_path.chmod(0o700)
     (tmp_path / "taken").mkdir()
-    assert relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "taken")]) != 0
+    assert kubelet_relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "taken")]) != 0
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 

@@ -54,7 +54,7 @@ from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.prompt_boost import PromptNews
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import IN_FLIGHT, OperatingPoint
-from polythrottle.proxy.server import Proxy, ProxyOptions
+from polythrottle.proxy.in_flight_limiter import Proxy, ProxyOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

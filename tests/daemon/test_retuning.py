@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from polythrottle.daemon.energy_budget import ExplorationAllowance, ExplorationLedger, quiet_per_s
+from polythrottle.daemon.budgets import ExplorationAllowance, ExplorationLedger, quiet_per_s
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad
 

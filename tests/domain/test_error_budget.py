@@ -22,8 +22,8 @@ from polythrottle.domain.measurement import Query, Window
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial, TrialState
+from polythrottle.metering.error_budget_guard import RequestWatch
 from polythrottle.metering.load import drive
-from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.storage.journal import Journal, ending, late_requests
 from polythrottle.tuning.stopping import Budget, Rule
 from polythrottle.tuning.tuner import ERRORS_USED, tune, watch_of

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from trainer_jobs import counted_entries, data_folder, exported
 
-from polythrottle.storage.json_lines import Channel
+from polythrottle.storage.json_channel import Channel
 from polythrottle.training.beside.trainer.driver import MOST_ANSWER, Task
 from polythrottle.training.beside.trainer.job_folder import Listing, newest_checkpoint, previous_model, read_progress
 from polythrottle.training.beside.trainer.network import scores_of

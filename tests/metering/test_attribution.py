@@ -14,7 +14,7 @@ from polythrottle.domain.ports import Sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.energy import Attribution, attribute, attributed
 from polythrottle.metering.point_measurement import measure
-from polythrottle.testing.sensors import IdleServer
+from polythrottle.testing.ground_truth import IdleServer
 
 RIG = OperatingPoint({})
 

@@ -19,7 +19,7 @@ from polythrottle.domain.ports import EXACT_SENSOR, Sensor
 from polythrottle.metering.energy import WindowSample
 from polythrottle.metering.energy_block import Drawn, EnergyBlock, drawn
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.testing.sensors import SENSORS, Rig, Traffic, TrueEnergy, averaging
+from polythrottle.testing.ground_truth import SENSORS, Rig, Traffic, TrueEnergy, averaging
 from polythrottle.tuning.setup import Setup
 
 

@@ -16,7 +16,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.validity import backlog_per_s, check_reference
 from polythrottle.storage.journal.lines import measurement_from, measurement_line
-from polythrottle.testing.sensors import IdleServer
+from polythrottle.testing.ground_truth import IdleServer
 
 
 def seen(arrivals: str, seed: int = 0, queries: int = 1000, step_s: float = 0.0, **rig: float) -> Measurement:

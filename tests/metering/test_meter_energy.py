@@ -18,7 +18,7 @@ from polythrottle.metering.energy import EnergyEstimate, WindowSample, attribute
 from polythrottle.metering.observed_window import ObservedWindow, measurement_of, with_intervals
 from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.validity import Disturbed, check_readings
-from polythrottle.testing.sensors import METERS, SENSORS, Rig, SensorFault, Traffic
+from polythrottle.testing.ground_truth import METERS, SENSORS, Rig, SensorFault, Traffic
 
 POINT, RIG = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 4}), OperatingPoint({})
 RUNS = 40

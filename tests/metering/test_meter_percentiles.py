@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polythrottle.metering.intervals import SHARES, percentile_interval, percentile_intervals
-from polythrottle.testing.sensors import Traffic
+from polythrottle.testing.ground_truth import Traffic
 
 RUNS, QUERIES = 100, 2000
 

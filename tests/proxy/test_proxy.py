@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from polythrottle.cli.commands import run as cli
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.proxy.answers import ChunkedBody, Tokens
-from polythrottle.proxy.server import Proxy, ProxyOptions, Server
+from polythrottle.proxy.in_flight_limiter import Proxy, ProxyOptions, Server
 from polythrottle.proxy.traffic import OUTCOMES, Admission, Figures, InFlight
 
 PATIENCE_S = 20.0

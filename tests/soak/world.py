@@ -33,7 +33,7 @@ from polythrottle.domain.errors import DeviceError, PolythrottleError
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Offer
 from polythrottle.domain.space import OperatingPoint, SearchSpace
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 from soak import board
 from soak.board import Controls, Disk, Guard
 from soak.load import arrivals, opened

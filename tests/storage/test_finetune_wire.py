@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.storage.json_lines import Channel
+from polythrottle.storage.json_channel import Channel
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.elastic.nodes.bottleneck import Cause, Remedy
-from polythrottle.training.elastic.nodes.bottleneck_monitor import (
+from polythrottle.training.elastic.nodes.bottleneck_remedies import (
     LENGTH_S,
     BottleneckMonitor,
     MonitorTerms,

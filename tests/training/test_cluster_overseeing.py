@@ -11,7 +11,7 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.elastic.controller import Controller, Job
 from polythrottle.training.elastic.membership import Phase, Rules
 from polythrottle.training.elastic.nodes.bottleneck import Remedy
-from polythrottle.training.elastic.nodes.bottleneck_monitor import LENGTH_S, MonitorTerms
+from polythrottle.training.elastic.nodes.bottleneck_remedies import LENGTH_S, MonitorTerms
 from polythrottle.training.elastic.nodes.overseer import Watched
 from polythrottle.training.elastic.worker.process import Pace, Tally
 

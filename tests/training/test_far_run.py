@@ -29,7 +29,7 @@ from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.errors import DeviceError, SloUnmet
 from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.storage.json_lines import Channel, decode, encode
+from polythrottle.storage.json_channel import Channel, decode, encode
 from polythrottle.training.beside import far_run
 from polythrottle.training.beside.corun_bench import CoRunProfile, PredictionError
 from polythrottle.training.beside.corun_model import CoRun

@@ -14,7 +14,7 @@ from polythrottle.domain.errors import InvalidInput, SloUnmet, UnknownName
 from polythrottle.domain.load.energy_ration import DailyLoad, LoadInterval
 from polythrottle.lab.reproduce.scheduler import least_busy_s, most_samples
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu
-from polythrottle.training.beside.plan import Plan, plan, until_s, warnings_before
+from polythrottle.training.beside.progress_forecast import Plan, plan, until_s, warnings_before
 from polythrottle.training.beside.scheduler import (
     Decision,
     Hours,

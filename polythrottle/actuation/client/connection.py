@@ -15,7 +15,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDeni
 from polythrottle.domain.measurement import Reading
 from polythrottle.domain.ports import Offer
 from polythrottle.domain.space import Knob, OperatingPoint
-from polythrottle.storage.json_lines import Channel, encode
+from polythrottle.storage.json_channel import Channel, encode
 from polythrottle.storage.untrusted import MALFORMED
 
 TOKEN = "POLYTHROTTLE_TOKEN"

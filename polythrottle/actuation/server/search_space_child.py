@@ -21,7 +21,7 @@ from polythrottle.actuation.server.permits import Spans, allowed
 from polythrottle.actuation.wire import MOST_ANSWER, error_line
 from polythrottle.backends import open_device
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
-from polythrottle.storage.json_lines import decode
+from polythrottle.storage.json_channel import decode
 from polythrottle.storage.space_codec import space_document
 
 if TYPE_CHECKING:

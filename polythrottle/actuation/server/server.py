@@ -16,7 +16,7 @@ from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.actuation.wire import MOST_REQUEST, VERSION, Later, error_line
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 from polythrottle.storage.untrusted import printable
 
 # One connection to the actuator: what came in and is not answered, what is to go out, and how long that may take.

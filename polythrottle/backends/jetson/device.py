@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from polythrottle.actuation.actuator import ActuatedDevice, Actuator
+from polythrottle.actuation.drivers.all_controls import SystemControls
 from polythrottle.actuation.drivers.controls import Controls, trust
-from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
-from polythrottle.backends.jetson.board import BoardId, OverCurrent, Thermal, board_files
+from polythrottle.backends.jetson.identity_and_throttling import BoardId, OverCurrent, Thermal, board_files
 from polythrottle.backends.jetson.knobs import Knobs, knob_behind
 from polythrottle.backends.jetson.power_rails import (
     PowerSource,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.cli.output import amount, optional, several
 from polythrottle.domain.errors import InvalidInput, UnknownName
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 
 if TYPE_CHECKING:
     from polythrottle.cluster.catalogue import Catalogue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polythrottle.cli.cluster.alternatives import Replays, mixed_document, mixed_lines, replay_document, replay_lines
 from polythrottle.cli.output import amount, formatted, optional, several
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 
 if TYPE_CHECKING:
     from polythrottle.cluster.catalogue import Catalogue

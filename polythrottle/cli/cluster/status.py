@@ -47,7 +47,7 @@ class WatchOptions(OptionGroup):
         Raises:
             InvalidInput: If a word is not valid.
         """
-        from polythrottle.training.elastic.nodes.bottleneck_monitor import MonitorTerms, allowed_remedies
+        from polythrottle.training.elastic.nodes.bottleneck_remedies import MonitorTerms, allowed_remedies
         from polythrottle.training.elastic.nodes.overseer import Watched
 
         threshold = share("--threshold", self.threshold) or 0.0

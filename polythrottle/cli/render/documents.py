@@ -11,7 +11,7 @@ from polythrottle.domain.metrics import EXTRAS, METRICS, OF_CLASS
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Cost, Study, Trial
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 from polythrottle.tuning.remarks import unknown
 from polythrottle.tuning.stopping import is_conclusive
 

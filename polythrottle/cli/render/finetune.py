@@ -17,8 +17,8 @@ from polythrottle.api.progress import LiveBar
 from polythrottle.cli.output import formatted, grid, optional, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.units import show
-from polythrottle.storage.json_lines import finite
-from polythrottle.training.beside.plan import Plan, Range
+from polythrottle.storage.json_channel import finite
+from polythrottle.training.beside.progress_forecast import Plan, Range
 
 if TYPE_CHECKING:
     from polythrottle.training.beside.corun_bench import CoRunProfile

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from polythrottle.cluster.predict.step_times import StepModel, fit_checkpoints, fit_steps
+from polythrottle.cluster.predict.step_and_checkpoint_times import StepModel, fit_checkpoints, fit_steps
 from polythrottle.cluster.recorded_tables import CheckpointRow, StepRow
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network

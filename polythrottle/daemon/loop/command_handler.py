@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from polythrottle.daemon.budgets import Carbon, check_power
 from polythrottle.daemon.commands import (
     Answer,
     ApplyProfile,
@@ -36,7 +37,6 @@ from polythrottle.daemon.control.events import (
 )
 from polythrottle.daemon.control.state import Phase
 from polythrottle.daemon.energy_accounts import Accounts
-from polythrottle.daemon.energy_budget import Carbon, check_power
 from polythrottle.daemon.followed_profile import FollowedProfile, ProfileFile, ProfileRules
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor

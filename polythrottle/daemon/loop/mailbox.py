@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Union
 
 from polythrottle.actuation.client.board import Board
+from polythrottle.daemon.budgets import Carbon, check_wish
 from polythrottle.daemon.commands import Answer, ApplyProfile, Command, SetBudget
 from polythrottle.daemon.control.events import Bounds, Guard, Observation, tripped, waits_of
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_accounts import Accounts
-from polythrottle.daemon.energy_budget import Carbon, check_wish
 from polythrottle.daemon.followed_profile import FollowedProfile, ProfileFile, read_profile_file
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.observation import ControlPeriod, Traffic

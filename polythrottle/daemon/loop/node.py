@@ -15,11 +15,11 @@ from functools import partial
 from typing import Protocol
 
 from polythrottle.actuation.systemd import Supervisor
+from polythrottle.daemon.budgets import LEAST_W, MOST_W
 from polythrottle.daemon.commands import Answer, Command, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.control.events import ApplyRefused, PowerShare
 from polythrottle.daemon.control.power_sharing import PowerSplit, cuts_first
 from polythrottle.daemon.control.state import Phase
-from polythrottle.daemon.energy_budget import LEAST_W, MOST_W
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox, resident_bytes, stamp
 from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STUMBLES_S, Lateness

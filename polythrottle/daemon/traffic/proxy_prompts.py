@@ -28,7 +28,7 @@ from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.load.prompt_boost import ClockDemand, PromptNews
 from polythrottle.domain.space import IN_FLIGHT, Level
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 from polythrottle.storage.untrusted import MALFORMED
 
 if TYPE_CHECKING:

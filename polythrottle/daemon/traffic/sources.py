@@ -37,7 +37,7 @@ from polythrottle.daemon.traffic import answered
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.units import parse_quantity
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 
 _TIMEOUT_S = 60.0
 _EVERY_S = 60.0

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from polythrottle.daemon.energy_budget import LEAST_S, LEAST_W, LEAST_WH, MOST_S, MOST_W, MOST_WH
+from polythrottle.daemon.budgets import LEAST_S, LEAST_W, LEAST_WH, MOST_S, MOST_W, MOST_WH
 from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import (
     BadFile,
@@ -32,7 +32,7 @@ from polythrottle.domain.errors import (
     UnknownName,
 )
 from polythrottle.domain.units import is_finite
-from polythrottle.storage.json_lines import depth, finite, no_number
+from polythrottle.storage.json_channel import depth, finite, no_number
 from polythrottle.storage.untrusted import printable
 
 # From values to JSON and to what JSON looks like: one way for every answer.

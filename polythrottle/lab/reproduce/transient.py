@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from polythrottle.cluster.predict.accuracy import OURS, covered, leaking, left_out, mape
-from polythrottle.cluster.predict.step_times import left_out_errors, repeat_error
+from polythrottle.cluster.predict.step_and_checkpoint_times import left_out_errors, repeat_error
 from polythrottle.cluster.recorded_tables import checkpoint_rows, step_rows
 from polythrottle.domain.errors import BadFile
 from polythrottle.domain.fleet.transient_machine import Network

@@ -10,7 +10,7 @@ from polythrottle.domain.error_budget import LateRequests
 from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Latency, Measurement, Window
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.study import Cost, Reference, Study, Trial
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 from polythrottle.storage.space_codec import space_document, space_from_document
 
 FORMAT = 2

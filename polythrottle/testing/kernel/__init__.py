@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from polythrottle.actuation.drivers import controls, system
+from polythrottle.actuation.drivers import all_controls, controls
 from polythrottle.catalog.boards import Simulation, Voltage
 from polythrottle.domain.errors import DeviceError, KnobRejected, StorageError, UnknownName
 from polythrottle.testing.boards import (
@@ -523,7 +523,7 @@ class FakeKernel:
         Its files that answer EAGAIN do so to whoever reads them, by whatever call.
         """
         with contextlib.ExitStack() as stack:
-            for kind in (controls.SysFiles, system.SystemControls):
+            for kind in (controls.SysFiles, all_controls.SystemControls):
                 read = _reader(kind.read, self)
                 write = _writer(kind.write, self)
                 stack.enter_context(mock.patch.multiple(kind, read=read, write=write))

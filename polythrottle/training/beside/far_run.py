@@ -43,7 +43,7 @@ from polythrottle.domain.arrivals import Arrivals, Trace
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
 from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.storage.json_lines import Channel, decode, encode
+from polythrottle.storage.json_channel import Channel, decode, encode
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.beside.corun_bench import CoRunProfile, PredictionError
@@ -70,8 +70,8 @@ MODULES = {
     "metering": "intervals",
     "storage": "append_log cells tables",
     "training": "__init__ checkpoints",
-    "training/beside": "__init__ corun_bench corun_model far_run interference live_run operating_options plan "
-    "preparation scheduler serving_loop",
+    "training/beside": "__init__ corun_bench corun_model far_run interference live_run operating_options "
+    "preparation progress_forecast scheduler serving_loop",
     "training/beside/trainer": "*",
     "workloads": "graph_operators torch_graph",
 }

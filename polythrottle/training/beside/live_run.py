@@ -15,7 +15,6 @@ from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.operating_options import Menu, Option, Slice
-from polythrottle.training.beside.plan import check_held, warnings_before
 from polythrottle.training.beside.preparation import (
     BatchedWorkload,
     Timings,
@@ -23,6 +22,7 @@ from polythrottle.training.beside.preparation import (
     rehearse,
     remeasure_batches,
 )
+from polythrottle.training.beside.progress_forecast import check_held, warnings_before
 from polythrottle.training.beside.scheduler import ALONE, GENTLE, MeanPowerLimit, Terms, policy, wall_day_s
 from polythrottle.training.beside.serving_loop import LOOK_S, SLICES_MOST, AnsweredBatch, Result, ServingLoop, Training
 from polythrottle.training.beside.trainer.driver import Trainer

@@ -15,7 +15,7 @@ from polythrottle.domain.load.energy_ration import DAY_S
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.corun_model import CoRun, PaperModel
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
-from polythrottle.training.beside.plan import check_held, warnings_before
+from polythrottle.training.beside.progress_forecast import check_held, warnings_before
 from polythrottle.training.beside.scheduler import (
     ALONE,
     GENTLE,

@@ -18,7 +18,7 @@ from typing import Any
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import open_replacement
-from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.json_channel import decode, encode
 
 # What nodes and workers say to the controller: one JSON document there, one back, over HTTP.
 #

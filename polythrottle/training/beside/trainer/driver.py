@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation.wire import error_from
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError, TrialError
-from polythrottle.storage.json_lines import Channel
+from polythrottle.storage.json_channel import Channel
 from polythrottle.storage.untrusted import last_line
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _fits(value: Any, kind: str, default: Any) -> bool:
 #
 # A request is ``{"verb": …}`` with the verb's fields, in at most 64 KiB; its answer is ``{"answer": {…}}`` or
 # ``{"error": {"kind": …, "words": …}}``, in at most 1 MiB. One request at a time: the trainer does nothing unasked,
-# and ends when the other side hangs up. Times are seconds, types strict as in `polythrottle.storage.json_lines`. The
+# and ends when the other side hangs up. Times are seconds, types strict as in `polythrottle.storage.json_channel`. The
 # verbs:
 #
 # ``hello`` {task}

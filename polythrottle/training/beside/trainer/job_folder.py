@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage import tables
 from polythrottle.storage.atomic_file import is_locked, replace_file
-from polythrottle.storage.json_lines import parse
+from polythrottle.storage.json_channel import parse
 from polythrottle.storage.untrusted import MALFORMED
 from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.checkpoints import (

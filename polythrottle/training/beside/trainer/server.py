@@ -19,7 +19,7 @@ from polythrottle.actuation.wire import error_line
 from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.storage.json_lines import Channel, finite
+from polythrottle.storage.json_channel import Channel, finite
 from polythrottle.training.beside.trainer.driver import MOST_REQUEST, Task
 from polythrottle.training.beside.trainer.job_folder import VALIDATION, put_json, roll_back_model, swap_model
 from polythrottle.training.beside.trainer.network import scores_of

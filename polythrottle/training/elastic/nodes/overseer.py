@@ -11,7 +11,7 @@ from polythrottle.domain.fleet.gpu_variability import meeting
 from polythrottle.domain.fleet.transient_machine import Cap
 from polythrottle.storage.fleet_knowledge import CapObservation
 from polythrottle.training.elastic.membership import Membership
-from polythrottle.training.elastic.nodes.bottleneck_monitor import (
+from polythrottle.training.elastic.nodes.bottleneck_remedies import (
     BottleneckMonitor,
     MonitorTerms,
     ObservedNode,

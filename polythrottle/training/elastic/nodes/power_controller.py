@@ -14,7 +14,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard
 from polythrottle.storage.atomic_file import owned_folder
 from polythrottle.storage.fleet_knowledge import Knowledge, KnowledgeStore, NodeReport, keep, recall
-from polythrottle.storage.json_lines import finite
+from polythrottle.storage.json_channel import finite
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.nodes.power_cap_search import Exploring
 from polythrottle.training.elastic.nodes.steered_node import Steerable, SteeredNode, Steps, actuator_there, open_boards

@@ -11,8 +11,8 @@ import pytest
 from boards_over_ssh import await_that, far_sides, held, planted, stand_in
 
 from polythrottle.backends.ssh import SshDevice
-from polythrottle.board.hosted import BoardWorkload, Told
 from polythrottle.board.link import SSH
+from polythrottle.board.remote_workload import BoardWorkload, Told
 from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.point_measurement import measure

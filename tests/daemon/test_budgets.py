@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from polythrottle.daemon.budgets import Budget, Carbon
 from polythrottle.daemon.commands import SetBudget
-from polythrottle.daemon.energy_budget import Budget, Carbon
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad

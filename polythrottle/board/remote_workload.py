@@ -19,9 +19,9 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, 
 from polythrottle.domain.measurement import Query, Reading
 from polythrottle.domain.ports import EXACT_SENSOR, Device, Placement, Target
 from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.metering.error_budget_guard import RequestWatch
 from polythrottle.metering.observed_window import ObservedWindow, Verdict, idle_watts
 from polythrottle.metering.point_measurement import Asked, Closing, Run
-from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.metering.window import Watched, WindowSample, observe, query_from
 
 _POLL_S = 1.0

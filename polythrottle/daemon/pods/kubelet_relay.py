@@ -1,4 +1,4 @@
-"""Hands a socket on to a group: ``python -m polythrottle.daemon.pods.relay KUBELET_SOCKET SOCKET``.
+"""Hands a socket on to a group: ``python -m polythrottle.daemon.pods.kubelet_relay KUBELET_SOCKET SOCKET``.
 
 The kubelet's socket lies in a folder that is root's alone (kubernetes/kubernetes, pkg/kubelet/util/util_unix.go), and
 whoever reads there has to be root. So this process is, without any capability, and the daemon is not: it passes every
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Of the command line; those of this process by default.
     """
-    parser = argparse.ArgumentParser(prog="polythrottle.daemon.pods.relay", description="Hand a socket on to a group.")
+    parser = argparse.ArgumentParser(
+        prog="polythrottle.daemon.pods.kubelet_relay", description="Hand a socket on to a group."
+    )
     parser.add_argument("source", type=Path, help="the socket of the kubelet")
     parser.add_argument("socket", type=Path, help="where to listen for members of this process's group")
     given = parser.parse_args(arguments)

@@ -173,7 +173,7 @@ class Channel:
         self._connection.settimeout(None if math.isinf(left_s) else max(left_s, _LEAST_S))
         try:
             chunk = self._connection.recv(_CHUNK)
-        except (TimeoutError, socket.timeout):  # one and the same from Python 3.10 on
+        except TimeoutError:  # one and the same from Python 3.10 on
             return False
         if not chunk:
             raise EOFError("the other side has hung up")
