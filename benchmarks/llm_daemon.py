@@ -578,7 +578,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=2, help="of the searched clocks, each so many-th is tried")
     told = parser.parse_args()
     scene = Scene(told.board, told.workload)
-    capacity = told.capacity or capacity_per_s(scene, told.data / TRACE, told.minutes, told.begin)
+    capacity = told.capacity or capacity_per_s(scene, told.data / TRACE, told.minutes, told.begin)[0]
     longest = load_language_model(told.workload).lengths.longest
     for load in map(float, told.loads.split(",")):
         calls = recorded_calls(told.data / TRACE, told.minutes, load * capacity, longest, told.begin)

@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -405,7 +405,7 @@ def _show_policies(found: dict[str, Any]) -> None:
     for scene in found["scenes"]:
         title = (
             f"{scene['workload']} on {scene['board']}, {scene['trace']}: {scene['rate_per_s']:.3g}/s, "
-            f"{percent(scene['load'])} of capacity"
+            f"{percent(scene['load'])} of {_whose(scene)}"
         )
         table = grid(title, ("policy", "saves", "minutes held", "TTFT p99", "TPOT p99", "mean", "J/good"), 1)
         for row in scene["policies"]:
@@ -427,6 +427,8 @@ def _show_policies(found: dict[str, Any]) -> None:
             few = ""
         else:
             few = f"; {several(scene['requests'], 'request')} are too few to tell a p99"
+        if not scene["capacity_overloaded"]:
+            few += "; at a higher rate the trace would end before these minutes do, so capacity was not reached"
         end(
             console, table, f"saves: joules, over the highest clock; mean: end to end; static: best with hindsight{few}"
         )
@@ -434,6 +436,13 @@ def _show_policies(found: dict[str, Any]) -> None:
     for one in found["published"]:
         table.add_row(one["system"], one["saving"], one["policy"] or "not posed")
     end(console, table, "on other servers, requests and limits than these")
+
+
+def _whose(scene: Mapping[str, Any]) -> str:
+    """Return what a load is a share of."""
+    if scene["capacity_overloaded"]:
+        return "capacity"
+    return f"{scene['capacity_per_s']:.3g}/s"
 
 
 def _trials(seeds: int, jobs: int) -> Any:

@@ -37,6 +37,8 @@ DELAY_S = 0.1
 _FEWEST = 300
 """So many requests a p99 needs to say anything; scenes with fewer are marked."""
 _HELD = 0.99
+_LOWEST_PER_S, _HIGHEST_PER_S = 0.25, 64.0
+"""Rates among which the capacity is looked for."""
 _MINUTE_S = 60.0
 _SETTINGS = (("a100-sxm", "llama-3.1-8b"), ("h100-sxm", "llama-3.1-70b-tp4"))
 _TRACES = {
@@ -356,17 +358,26 @@ def recorded_calls(
     return list(zip((times_s[part] - begin_s).tolist(), prompts[part].tolist(), outputs[part].tolist(), strict=True))
 
 
-def capacity_per_s(scene: Scene, path: Path, minutes: float, begin_minutes: float = 0.0) -> float:
-    """Return the highest rate, to 5 %, at which the default clock holds every limit at p99 over the stretch."""
+def capacity_per_s(scene: Scene, path: Path, minutes: float, begin_minutes: float = 0.0) -> tuple[float, bool]:
+    """Return the highest rate, to 5 %, at which the default clock holds every limit at p99 over the stretch.
+
+    And whether it was seen to break one above: a trace stretched to a higher rate may end before the stretch does.
+    """
+    from polythrottle.storage.arrival_trace import recorded
+
     top = Fixed(scene.clocks_hz()[-1])
     longest = load_language_model(scene.workload).lengths.longest
-    low, high = 0.25, 64.0
+    low = _LOWEST_PER_S
+    high = ends_per_s = max(low, min(_HIGHEST_PER_S, len(recorded(path)) / (60 * (begin_minutes + minutes))))
     while high / low > 1.05:
         rate_per_s = math.sqrt(low * high)
         calls = recorded_calls(path, minutes, rate_per_s, longest, begin_minutes)
         held = len(calls) < 2 or _keeps(scene.serve(calls, top))
-        low, high = (rate_per_s, high) if held else (low, rate_per_s)
-    return low
+        if held:
+            low = rate_per_s
+        else:
+            high = rate_per_s
+    return low, high < ends_per_s
 
 
 def _keeps(outcome: Outcome) -> bool:
@@ -415,13 +426,14 @@ def document(
         InvalidInput: If no request comes in any stretch.
     """
     todo = scenes(quick)
-    capacities: dict[tuple[Scene, str], float] = {}
+    capacities: dict[tuple[Scene, str], tuple[float, bool]] = {}
     table = []
     for number, (scene, trace, load) in enumerate(todo):
         path = data / _TRACES[trace]
         if (scene, trace) not in capacities:
             capacities[scene, trace] = capacity_per_s(scene, path, minutes, begin_minutes)
-        rate_per_s = load * capacities[scene, trace]
+        capacity, overloaded = capacities[scene, trace]
+        rate_per_s = load * capacity
         longest = load_language_model(scene.workload).lengths.longest
         calls = recorded_calls(path, minutes, rate_per_s, longest, begin_minutes)
         # The code trace comes in bursts: a stretch may be empty that is full in another trace.
@@ -432,7 +444,9 @@ def document(
         table.append(
             {
                 **{"board": scene.board, "workload": scene.workload, "trace": trace, "load": load},
-                **{"rate_per_s": rate_per_s, "capacity_per_s": capacities[scene, trace], "requests": len(calls)},
+                **{"rate_per_s": rate_per_s, "capacity_per_s": capacity, "requests": len(calls)},
+                # False where the trace ends before any server is too slow for it: capacity is that rate at least.
+                "capacity_overloaded": overloaded,
                 "telling": len(calls) >= _FEWEST,
                 "policies": [_row(name, outcome, outcomes["default"]) for name, outcome in outcomes.items()],
             }
