@@ -199,7 +199,9 @@ def main() -> None:
             each.terminate()
             each.wait(60)
     if given.write:
-        before = given.write.read_text().partition("| streams")[0]
+        before = ""
+        if given.write.exists():
+            before = given.write.read_text().partition("| streams")[0]
         given.write.write_text(before + "\n".join(rows) + "\n")
 
 

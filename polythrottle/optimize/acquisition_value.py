@@ -239,6 +239,8 @@ WIDER = 1.5
 """Models of few trials are surer than they should be: deviations are this much wider where a limit must not break."""
 SURE = 0.85
 """How probably a point must hold every limit to be the answer where windows differ by chance."""
+_SURER, _SAVES = 0.01, 0.9
+"""A point less sure to hold than the default by the first is the answer only if it saves with the second as chance."""
 _REMOTE = 0.0005
 """A point counts towards what may be left at most if it holds every limit and saves as much with this chance.
 
@@ -458,8 +460,6 @@ def _log_sound(study: Study, options: Options) -> Tensor:
 # The least of many figures that differ by chance is too low, and rarely that of the best point (the optimizer's
 # curse: Smith & Winkler, Management Science 52, 2006). The models know every window, how far each is to be trusted,
 # and what its neighbours saw, so that what they expect at a point has less of its own window's luck.
-#
-# Loads torch.
 
 
 @one_thread()
@@ -467,7 +467,8 @@ def best_visited(study: Study, options: Options) -> Trial | None:
     """Return the trial whose point the models expect to be best of those that held every limit.
 
     A point of which they are not `SURE` that it truly holds, although its own window did, is none unless all are so:
-    then it is the one that holds most probably. Of a front it is the point of least energy.
+    then it is the one that holds most probably. The default is it where it holds more surely and windows leave open
+    whether another saves anything. Of a front it is the point of least energy.
 
     Args:
         study: What has been seen; every limit has an absolute value.
@@ -484,11 +485,17 @@ def best_visited(study: Study, options: Options) -> Trial | None:
         return study.best
     # Of several windows at one point the longest speaks for it.
     held.sort(key=lambda trial: -(trial.measurement.latency.queries or 0) if trial.measurement else 0)
-    rows = rows_of(study, held)
-    log_hold = log_feasible(belief, quantities, bounds).numpy()[rows]
-    cost = log_objective(study, belief, quantities, log_energy(belief, options))[0].numpy()[rows]
+    rows = torch.from_numpy(rows_of(study, held))
+    log_hold = log_feasible(belief, quantities, bounds)[rows]
+    mean, variance = (each[rows] for each in log_objective(study, belief, quantities, log_energy(belief, options)))
     sure = log_hold >= math.log(SURE)
-    return held[int(np.argmin(np.where(sure, cost, np.inf)) if sure.any() else np.argmax(log_hold))]
+    best = int(torch.where(sure, mean, math.inf).argmin() if sure.any() else log_hold.argmax())
+    for place in [k for k, one in enumerate(held) if one.point == study.problem.space.default][:1]:
+        std = (variance[place] + variance[best]).sqrt().clamp_min(_LEAST)
+        saves = torch.special.ndtr((mean[place] - mean[best]) / std)
+        if saves < _SAVES and log_hold[place].exp() - log_hold[best].exp() > _SURER:
+            return held[place]
+    return held[best]
 
 
 @one_thread()

@@ -310,3 +310,21 @@ def test_the_longest_window_speaks_for_the_point_that_is_the_answer() -> None:
         chosen = ConstrainedBayes(Options()).answer(known)
     assert chosen is not None
     assert chosen.number == 2
+
+
+@pytest.mark.parametrize(
+    ("saved", "limit_ms", "answer"),
+    [(0.01, 13.4, 1300), (0.4, 13.4, 900), (0.01, 30, 900)],
+    ids=["saving in doubt", "saving known", "as sure to hold"],
+)
+def test_the_default_is_the_answer_where_another_saves_nothing_for_sure_and_holds_less_surely(
+    saved: float, limit_ms: float, answer: int
+) -> None:
+    """A setting that may save nothing is not worth a limit that may break."""
+    default, other = seen(0.010, 1.0, energy=0.05, p99=0.05), seen(0.0105, 1.0 - saved, energy=0.05, p99=0.05)
+    known = study((1300, default), (900, other), slo=f"p99<={limit_ms}ms")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chosen = ConstrainedBayes(Options()).answer(known)
+    assert chosen is not None
+    assert chosen.point["gpu_max_hz"] == answer * 10**6
