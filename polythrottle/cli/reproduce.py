@@ -401,7 +401,8 @@ def _show_policies(found: dict[str, Any]) -> None:
     from polythrottle.cli.render.console import COLUMNS, plain_console
 
     console = plain_console(COLUMNS)
-    console.print("All simulated, the rivals written again from their papers.\n", style="dim")
+    say(console, f"All simulated, the rivals written again from their papers. {_judged_by(found['limits'])}")
+    console.print()
     for scene in found["scenes"]:
         title = (
             f"{scene['workload']} on {scene['board']}, {scene['trace']}: {scene['rate_per_s']:.3g}/s, "
@@ -436,6 +437,15 @@ def _show_policies(found: dict[str, Any]) -> None:
     for one in found["published"]:
         table.add_row(one["system"], one["saving"], one["policy"] or "not posed")
     end(console, table, "on other servers, requests and limits than these")
+
+
+def _judged_by(limits: Mapping[str, float]) -> str:
+    """Return what a minute has to hold."""
+    return (
+        f"A minute is held if no more than 1 % of its requests exceed {1e3 * limits['ttft_p99_s']:.0f} ms of TTFT "
+        f"({limits['long_ttft_p99_s']:g} s for prompts of more than {limits['long_prompt']:,} tokens), and no more "
+        f"than 1 % {1e3 * limits['tpot_p99_s']:.0f} ms of TPOT."
+    )
 
 
 def _whose(scene: Mapping[str, Any]) -> str:

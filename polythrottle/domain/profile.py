@@ -145,8 +145,8 @@ def verdict(older: Profile, study: Study) -> Verdict:
     """Return whether an older profile is still the better answer to what a study asked.
 
     It is if it answers the same question (device and workload with their contents, objective, SLO), its point is in
-    the study's space, what was measured there holds the study's limits, and it beats the study's best by more than
-    `WORTHWHILE`: of two that are as good, the newer is the better evidence.
+    the study's space, what was measured there holds the study's limits, also where this study went there, and it beats
+    the study's best by more than `WORTHWHILE`: of two that are as good, the newer is the better evidence.
 
     Args:
         older: What was answered before.
@@ -190,9 +190,13 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
     # A profile that says nothing of contents is taken at its word.
     if older.provenance.get("content", now["content"]) != now["content"]:
         return "other contents of device or workload"
-    if _holds(older.measurement, study):
-        return None
-    return "other limits"
+    if not _holds(older.measurement, study):
+        return "other limits"
+    now_there = [trial for trial in study.completed if trial.point == older.point]
+    # What was measured then says less of today's server than a window of now at the same point.
+    if now_there and not any(map(study.feasible, now_there)):
+        return "limits that its point breaks now"
+    return None
 
 
 def _other_knobs(older: Profile, study: Study) -> str | None:

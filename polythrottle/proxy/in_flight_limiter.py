@@ -8,6 +8,7 @@ flight.
 import asyncio
 import gc
 import json
+import os
 import resource
 import signal
 import socket
@@ -32,6 +33,8 @@ _BACKLOG = 2048
 _SWEEP_S = 5.0
 _PATIENCE_S = {"request": 120.0, "rest": 60.0, "read": 60.0}
 """For so long a client is waited for: for its next request, the rest of one, to read what it asked for."""
+_ANY = ("0.0.0.0", "::")
+"""Hosts to listen on that stand for every address of this machine."""
 _SPARE_FILES = 64
 _FOLLOWERS_MOST = 16
 _APART_S = 0.02
@@ -90,6 +93,12 @@ class Server:
         self.where = f"{bracketed}:{self._port}"
         self.host = self.where.encode("idna" if not self.where.isascii() else "ascii")
 
+    def is_at(self, host: str, port: int) -> bool:
+        """Return whether this server is what listens there, as far as the names tell: requests would go in a circle."""
+        alike = self._name == host or (host in _ANY and is_loopback(self._name))
+        local = "localhost" in (self._name, host) and is_loopback(self._name) and is_loopback(host)
+        return port == self._port and (alike or local)
+
     async def connect(self, protocol: asyncio.BufferedProtocol) -> None:
         """Open a connection.
 
@@ -144,6 +153,10 @@ class Proxy:
         self._options = options
         self._server = Server(options.server)
         self._listen = _host_and_port(options.listen)
+        if self._server.is_at(*self._listen):
+            raise InvalidInput(
+                f"{self._server.where} is where the proxy itself would listen; give it another address with --listen"
+            )
         self._prompts: Prompts[Exchange] = Prompts()
         self._followers: set[ClientConnection] = set()
         self._telling: asyncio.TimerHandle | None = None
@@ -177,8 +190,11 @@ class Proxy:
                 lambda: ClientConnection(self), host, port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise DeviceError(f"the proxy cannot listen on {self._options.listen}: {reason.lower()}") from error
+            reason = (error.strerror or str(error)).lower()
+            # asyncio puts the address before the reason once more.
+            if error.errno is not None and error.errno > 0:
+                reason = os.strerror(error.errno).lower()
+            raise DeviceError(f"the proxy cannot listen on {self._options.listen}: {reason}") from error
         self.port = self._listener.sockets[0].getsockname()[1]
         loop.call_later(_SWEEP_S, self._sweep, loop)
 

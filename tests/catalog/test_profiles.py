@@ -148,6 +148,8 @@ def test_an_older_profile_stays_only_where_it_answers_the_same_question() -> Non
     frugal = replace(tuned(), measurement=measured(0.012, 0.1))
     assert verdict(frugal, found) == Verdict(True, "it takes 87.5% less energy per item")
     assert verdict(replace(frugal, measurement=measured(0.013, 0.1)), found).words == "it was for other limits"
+    broken = verdict(replace(frugal, point=found.trials[2].point), found)
+    assert broken == Verdict(False, "it was for limits that its point breaks now")
     elsewhere = replace(frugal, point=OperatingPoint({"gpu_max_hz": 1, "batch_size": 1}))
     assert verdict(elsewhere, found).words == "it was for other knobs or levels"
     assert not verdict(elsewhere, found).keeps

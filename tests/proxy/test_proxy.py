@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -697,12 +697,30 @@ def test_addresses_that_are_none_are_refused(server: str, listen: str, line: str
         Proxy(ProxyOptions(server, listen, 1))
 
 
+@pytest.mark.parametrize(
+    ("server", "listen", "circle"),
+    [
+        ("http://127.0.0.1:8001", "127.0.0.1:8001", True),
+        ("http://localhost:8001/v1", "127.0.0.1:8001", True),
+        ("http://127.0.0.1:8001", "0.0.0.0:8001", True),
+        ("http://127.0.0.1:8000", "127.0.0.1:8001", False),
+        ("http://127.0.0.2:8001", "127.0.0.1:8001", False),
+        ("http://orin:8001", "0.0.0.0:8001", False),
+    ],
+)
+def test_a_proxy_is_not_its_own_server(server: str, listen: str, circle: bool) -> None:
+    """Each request would wait for itself."""
+    refused = pytest.raises(InvalidInput, match="give it another address with --listen") if circle else nullcontext()
+    with refused:
+        Proxy(ProxyOptions(server, listen, 1))
+
+
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     """Two proxies cannot listen at one address."""
 
     async def story() -> None:
         async with site() as made:
-            with pytest.raises(DeviceError, match=r"cannot listen on .*: address already in use"):
+            with pytest.raises(DeviceError, match=r"cannot listen on 127.0.0.1:\d+: address already in use$"):
                 await Proxy(ProxyOptions("http://x:1", f"127.0.0.1:{made.proxy.port}", 1)).open()
 
     run(story())

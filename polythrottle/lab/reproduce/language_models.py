@@ -426,6 +426,9 @@ def document(
         InvalidInput: If no request comes in any stretch.
     """
     todo = scenes(quick)
+    # A trace that is missing or damaged is told before anything is computed.
+    for name in _TRACES.values():
+        recorded_calls(data / name, minutes, _LOWEST_PER_S, load_language_model(todo[0][0].workload).lengths.longest)
     capacities: dict[tuple[Scene, str], tuple[float, bool]] = {}
     table = []
     for number, (scene, trace, load) in enumerate(todo):
