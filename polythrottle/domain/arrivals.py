@@ -433,6 +433,17 @@ class Trace(_Open):
             )
         return cls(_recorded_rate(Path(rest)), rest)
 
+    @property
+    def length_s(self) -> float:
+        """After what time it begins again.
+
+        Raises:
+            BadFile: If the file cannot be read, or is no such table.
+        """
+        from polythrottle.storage.arrival_trace import recorded
+
+        return len(recorded(Path(self.file))) / self.rate_per_s
+
     def times(self, seed: int) -> Iterator[float]:
         """Return when queries are meant to be sent; see `Arrivals.times`.
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from polythrottle.actuation.limits import KNOBS
 from polythrottle.domain.arrivals import FEWEST_CYCLES, LATENCY_CYCLES, Arrivals, Trace
+from polythrottle.domain.errors import BadFile
 from polythrottle.domain.measurement import MOST_QUERIES, Measurement, Window
 from polythrottle.domain.ports import Device, Inspectable, findings_of
 from polythrottle.domain.problem import Objective
@@ -21,6 +22,8 @@ _LOOSE = 300
 seconds for milliseconds are 1,000."""
 _LONGER = 10
 """A window so many times as long tells a p99 to a third of what its own most queries do."""
+_CHANCE, _BEHIND = 3.0, 0.1
+"""So many deviations of a Poisson count, and so large a share of what was to come, are no chance."""
 _ONE_GOAL = frozenset({"paper", "paper-joint", "gradient", "tpe", "gp"})
 
 
@@ -205,10 +208,33 @@ def afterwards(
             f"{FEWEST_CYCLES:.0f}, latency {LATENCY_CYCLES:.0f}: --seconds {least_s:.0f} --queries "
             f"{_needed(rate_per_s * least_s)}"
         )
-    if isinstance(arrivals, Trace):
+    whole = not isinstance(arrivals, Trace) or _saw_all(arrivals, length_s)
+    if not whole:
         yield "± are those of the part of the trace that was seen, not of all of it"
+    if rate_per_s is not None and whole and not arrivals.cycle_s and not measured.backlog_per_s:
+        yield from _fell_behind(rate_per_s * length_s, served)
     if not measured.censored:
         yield from _cut_short(measured, window, length_s, served, asked_s)
+
+
+def _saw_all(trace: Trace, length_s: float) -> bool:
+    """Return whether a window is as long as a trace; not if its file is gone meanwhile."""
+    try:
+        return length_s >= trace.length_s
+    except BadFile:
+        return False
+
+
+def _fell_behind(offered: float, served: int) -> Iterator[str]:
+    """Yield that fewer requests were answered than chance has it, though no queue was seen to grow.
+
+    An engine that takes all that come answers each more slowly instead, and a short window does not see where it ends.
+    """
+    if offered - served > max(_CHANCE * math.sqrt(offered), _BEHIND * offered):
+        yield (
+            f"{served:,} requests were answered where some {offered:,.0f} were to come: more may come than is served; "
+            f"a longer window tells: --queries {_needed(_LONGER * offered)}"
+        )
 
 
 def _cut_short(

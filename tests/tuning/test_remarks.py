@@ -128,7 +128,7 @@ def test_a_window_that_ended_before_it_was_to_is_said_to() -> None:
     assert not list(afterwards(measured(), long, CLOSED))
 
 
-def test_a_load_that_cannot_be_judged_is_said_to_be_so() -> None:
+def test_a_load_that_cannot_be_judged_is_said_to_be_so(tmp_path: Path) -> None:
     """More than is served, too few bursts and how many it takes, and a trace that was seen in part."""
     behind = looked(1000, 10.0, offered_per_s=200.0, backlog_per_s=100.0)
     (line,) = afterwards(behind, Window(), Arrivals.parse("poisson:200/s"))
@@ -139,8 +139,25 @@ def test_a_load_that_cannot_be_judged_is_said_to_be_so() -> None:
     (line,) = afterwards(looked(7200, 240.0), Window(), Arrivals.parse("burst:30/s"))
     assert "12 cycles of burst and calm were seen, so latency has no interval" in line
     assert not list(afterwards(looked(21600, 700.0), Window(), Arrivals.parse("burst:30/s")))
-    (line,) = afterwards(looked(1000, 30.0), Window(), Arrivals.parse("trace:a.csv@30/s"))
+    (tmp_path / "a.csv").write_text("arrival_s\n" + "".join(f"{n}\n" for n in range(1200)))
+    trace = Arrivals.parse(f"trace:{tmp_path / 'a.csv'}@30/s")
+    (line,) = afterwards(looked(1000, 30.0), Window(), trace)
     assert "part of the trace" in line
+    assert not list(afterwards(looked(1350, 45.0), Window(), trace))
+    (tmp_path / "a.csv").unlink()
+    (line,) = afterwards(looked(1350, 45.0), Window(), trace)
+    assert "part of the trace" in line
+
+
+def test_fewer_answers_than_requests_were_to_come_are_told() -> None:
+    """An engine that takes all that come answers each more slowly, and no queue is seen to grow."""
+    (line,) = afterwards(looked(200, 7.5), Window(), Arrivals.parse("uniform:40/s"))
+    assert line == (
+        "200 requests were answered where some 300 were to come: more may come than is served; a longer window tells: "
+        "--queries 3600"
+    )
+    assert not list(afterwards(looked(270, 7.5), Window(), Arrivals.parse("poisson:40/s")))
+    assert not list(afterwards(looked(9500, 250.0), Window(), Arrivals.parse("poisson:40/s")))
 
 
 def test_what_is_said_of_the_default_is_said_while_a_study_runs() -> None:
