@@ -126,8 +126,6 @@ def _strips(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # What is to be improved on, as sums of modelled logarithms: energy, energy × delay, delay, or a front of both.
-#
-# Loads torch.
 
 _MARGIN = 0.1
 """How far beyond the front's worst its reference point lies, as a share of its extent, so that its ends count too."""
@@ -239,8 +237,9 @@ WIDER = 1.5
 """Models of few trials are surer than they should be: deviations are this much wider where a limit must not break."""
 SURE = 0.85
 """How probably a point must hold every limit to be the answer where windows differ by chance."""
-_SURER, _SAVES = 0.01, 0.9
-"""A point less sure to hold than the default by the first is the answer only if it saves with the second as chance."""
+_SURER = 0.01
+_SAVES = 0.9
+"""A point less sure to hold than the default by `_SURER` is the answer only if it saves with this chance."""
 _REMOTE = 0.0005
 """A point counts towards what may be left at most if it holds every limit and saves as much with this chance.
 
