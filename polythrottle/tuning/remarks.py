@@ -56,7 +56,7 @@ def strange_limit(study: Study) -> str | None:
             times = f"{constraint.limit / value:,.0f} times"
         elif value is not None and value >= _LOOSE * constraint.limit:
             meant = replace(constraint, limit=constraint.limit * 1000)
-            times = f"{value / constraint.limit:,.0f} times below"
+            times = f"1/{value / constraint.limit:,.0f} of"
         else:
             continue
         return (

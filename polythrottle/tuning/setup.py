@@ -502,7 +502,7 @@ def problem_of(board: Device, served: Workload, slo: Sequence[str], window: Wind
     Args:
         board: Whose knobs are searched.
         served: What is served.
-        slo: Constraints as text.
+        slo: Constraints as text; one that is given twice counts once.
         window: How long each trial looks.
 
     Raises:
@@ -510,7 +510,7 @@ def problem_of(board: Device, served: Workload, slo: Sequence[str], window: Wind
     """
     from polythrottle.backends.replay import ReplayDevice
 
-    constraints = tuple(map(Constraint.parse, slo))
+    constraints = tuple(dict.fromkeys(map(Constraint.parse, slo)))
     reference: dict[str, float] = {}
     if isinstance(board, ReplayDevice):
         reference.update(board.reference)

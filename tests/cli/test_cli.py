@@ -145,6 +145,15 @@ def test_a_table_without_a_p99_is_told_by_what_is_limited(capsys: pytest.Capture
     assert "the one measured point does not hold throughput>=200 /s" in shown.err
 
 
+def test_a_limit_that_is_given_twice_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the document nor the profile's name repeats it; another on the same metric is another limit."""
+    words = ["tune", "-d", "replay:t.csv", "--trials", "2", "--slo", "mean<=2x", "--slo", "mean<=2x"]
+    found = document(capsys, *words)
+    assert len(found["slo"]) == 1
+    assert "+" not in Path(found["profile"]).name
+    assert len(document(capsys, *words, "--slo", "mean<=3x")["slo"]) == 2
+
+
 def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """One line says so and how to replace it; the document has it too."""
     words = ["tune", "-d", "replay:t.csv", "--slo", "mean<=2x", "--out", "p.toml", "--trials"]

@@ -277,7 +277,7 @@ def test_a_limit_in_the_wrong_unit_is_doubted() -> None:
         "mean<=25 s is 2,273 times what the default takes, 11 ms: was mean<=25ms meant?"
     )
     assert strange_limit(study("mean<=25us", **seen)) == (
-        "mean<=25 µs is 440 times below what the default takes, 11 ms: was mean<=25ms meant?"
+        "mean<=25 µs is 1/440 of what the default takes, 11 ms: was mean<=25ms meant?"
     )
     for fine in ("mean<=3s", "mean<=25ms", "mean<=40us", "mean<=1000x", "mean<=0.001x"):
         assert strange_limit(study(fine, **seen)) is None
