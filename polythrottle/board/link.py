@@ -435,7 +435,7 @@ def ask(place: Place, carried: Carried, request: Mapping[str, Any]) -> dict[str,
             channel.send(request, _ANSWER_S)
             answer = channel.receive(_ANSWER_S)
             if answer is None:
-                raise TimeoutError(f"no answer came within {_ANSWER_S:g} s")
+                raise TimeoutError
         except (OSError, EOFError, InvalidInput) as err:
             why = printable(link.last_words()) or getattr(err, "strerror", None) or "no answer came"
             raise DeviceError(f"{place.where} did not say that it was done: {why}; do it again, to be sure") from err

@@ -11,7 +11,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from polythrottle.domain.errors import InvalidInput
@@ -28,15 +28,19 @@ def finite(value: float) -> float | None:
     return None
 
 
-def parse(text: str | bytes) -> Any:
+def parse(text: str | bytes, make: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """Return what a JSON document holds, without the numbers that Python reads and JSON has not.
+
+    Args:
+        text: The document.
+        make: Returns an object of its pairs; a dict of them if None.
 
     Raises:
         RecursionError: If it is nested too deep to be read.
         ValueError: If it is no JSON, or holds a number that is not finite.
     """
     # Python takes NaN and Infinity for numbers, and makes 1e999 infinite.
-    return json.loads(text, parse_constant=no_number, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=make, parse_constant=no_number, parse_float=_finite)
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -59,10 +63,7 @@ def decode(line: bytes, deepest: int = _DEEPEST) -> dict[str, Any]:
         InvalidInput: If it is no JSON object, repeats a key, is nested too deep, or holds a number that is not finite.
     """
     try:
-        # As `parse`, and Python lets the last of two equal keys win.
-        message = json.loads(
-            line.decode("utf-8"), object_pairs_hook=_object, parse_constant=no_number, parse_float=_finite
-        )
+        message = parse(line.decode("utf-8"), _object)
         too_deep = depth(message) > deepest
     except RecursionError:
         raise InvalidInput("that is no message: it is nested too deep") from None
@@ -77,6 +78,7 @@ def decode(line: bytes, deepest: int = _DEEPEST) -> dict[str, Any]:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     message = dict(pairs)
+    # Python lets the last of two equal keys win.
     if len(message) < len(pairs):
         raise ValueError("a key is given twice")
     return message
